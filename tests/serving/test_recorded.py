@@ -1,5 +1,7 @@
 """Tests of recordings of finished requests."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -56,6 +58,16 @@ def test_tokens_of_both_axes_and_the_text():
     assert stack.written.texts == (*texts[4:], "")
     assert recording.input == "".join(texts[1:7])
     assert recording.output == "".join(texts[7:11])  # the last token, 0, is special
+
+
+def test_last_token_of_the_answer_is_written():
+    finished = replace(finished_request(first_row=3), unread=5)
+    recording = recording_of(finished, Tokenizer())
+    stack = recording["decoder"]
+    assert len(stack.keys) == 12
+    assert stack.written.texts[-2:] == ("w0 ", "w5 ")
+    assert recording.output.endswith("w5 ")
+    assert recording_of(finished)["decoder"].written.texts[-1] == "5"  # without a tokenizer
 
 
 def test_without_a_tokenizer_tokens_are_ids():

@@ -28,6 +28,7 @@ def config_of(layers=(), **additional):
         parallel_config=parallel,
         cache_config=SimpleNamespace(cache_dtype="auto"),
         speculative_config=None,
+        device_config=SimpleNamespace(device_type="cpu"),
         additional_config=additional,
         compilation_config=SimpleNamespace(static_forward_context=dict(layers)),
         model_config=SimpleNamespace(
@@ -91,6 +92,17 @@ class TestRunners:
         names, tokens = reader.read(3)
         assert names == ["c"]
         assert tokens.tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("written", "position", "token"),
+        [([7, 8], 4, 8), ([7, -1], 4, None), ([7, 8], 5, None), ([], 2, None)],
+        ids=["last", "placeholder", "read", "none"],
+    )
+    def test_last_written_token_is_that_of_the_position(self, written, position, token):
+        state = SimpleNamespace(prompt_token_ids=[1, 2, 3], output_token_ids=written)
+        reader = BatchReader(SimpleNamespace(input_batch=None, requests={"a": state}))
+        assert reader.last_written("a", position) == token
+        assert reader.last_written("b", position) is None
 
 
 class Engine:

@@ -220,5 +220,7 @@ def test_command_records_a_generation(model, tmp_path):
     recording = Recording.load(tmp_path / "story.safetensors")
     stack = recording["decoder"]
     assert recording.input == "Once upon a time"
-    assert recording.output
+    assert len(stack.written.texts) == 4 + 11 - 1
+    assert recording.output.endswith(stack.written.texts[-1])
+    assert stack.written.texts[-1]
     assert len(stack.keys.texts) == len(stack.queries.texts) == 4 + 11 - 1

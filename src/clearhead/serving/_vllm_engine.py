@@ -17,8 +17,8 @@ from clearhead.serving._vllm_backends import log_once
 from clearhead.serving._vllm_layers import check_attention, observed_attention_layers, paged_cache, served_layer
 from clearhead.serving._vllm_runners import BatchReader
 from clearhead.serving._vllm_start import check_version
-from clearhead.serving.decode import DecodeKernel
 from clearhead.serving.metrics import Outcome
+from clearhead.serving.native import native_kernel
 from clearhead.serving.observer import Observer, Scheduled
 from clearhead.serving.paged import PagedCache
 from clearhead.serving.requests import RequestState
@@ -43,7 +43,6 @@ class EngineObservation:
         if len({layer.heads for layer in self._served.values()}) > 1:
             raise ValueError("the layers have different numbers of heads; expected the same in all layers")
         self._reader = BatchReader(runner)
-        self._kernel = DecodeKernel()
         self._tokenizer = functools.cache(self._load_tokenizer)
         self._failed = False
         self._settings: Settings | None = None
@@ -75,7 +74,7 @@ class EngineObservation:
             raise ValueError(f"layers is {settings.layers}; expected some of 0 to {len(self._served) - 1}")
         if settings.heads is not None and max(settings.heads) >= heads:
             raise ValueError(f"heads is {settings.heads}; expected indices below {heads}")
-        self._warm_up(settings)
+        on_cpu = self._config.device_config.device_type == "cpu"
         self._tokenizer()  # loading it takes up to a second, so it is done before the first request
         self._writer = Writer(settings, self._config.model_config.served_model_name, self._tokenizer)
         self._observer = Observer(
@@ -85,7 +84,7 @@ class EngineObservation:
             heads=settings.heads,
             values=settings.values,
             memory=settings.memory,
-            kernel=self._kernel,
+            kernel=native_kernel() if settings.compile and on_cpu else None,  # compiled before the first request
         )
         self._settings = settings
         logger.info("clearhead observes %d layers and writes to %s", len(chosen), settings.output)
@@ -108,7 +107,7 @@ class EngineObservation:
         observer, writer = self._observer, self._writer
         self._observer = self._writer = self._settings = None
         if observer is not None and writer is not None:
-            observer.finish(observer.requests)
+            observer.finish(observer.requests, self._reader.last_written)
             writer.flush()
             writer.close()
 
@@ -116,7 +115,7 @@ class EngineObservation:
         """Write all requests. An engine in the process of its caller ends without a step that reports the last ones."""
         if self._observer is not None and self._writer is not None:
             with self._apart("the last requests"):
-                self._observer.finish(self._observer.requests)
+                self._observer.finish(self._observer.requests, self._reader.last_written)
             self._writer.close()
 
     def begin_step(self, scheduled: Any) -> None:
@@ -154,7 +153,7 @@ class EngineObservation:
     def _begin(self, observer: Observer, scheduled: Any) -> None:
         for request_id in scheduled.finished_req_ids:
             with self._apart("the end of a request"):
-                observer.finish((request_id,))
+                observer.finish((request_id,), self._reader.last_written)
         cached = scheduled.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request in scheduled.scheduled_new_reqs:
@@ -231,13 +230,6 @@ class EngineObservation:
         if not self._failed:
             self._failed = True
             logger.exception("clearhead could not observe %s; its requests are dropped", part)
-
-    def _warm_up(self, settings: Settings) -> None:
-        """Compile the kernel of decoding, before the first request and unless vLLM itself runs uncompiled."""
-        if settings.compile and not self._config.model_config.enforce_eager:
-            for index, (_, layer) in enumerate(self._layers):
-                cache = paged_cache(layer, layer.kv_cache)
-                self._kernel.warm_up(self._served[index], cache, self._config.model_config.dtype)
 
     def _load_tokenizer(self) -> Any:
         model = self._config.model_config

@@ -33,3 +33,15 @@ class BatchReader:
             return list(self._runner.input_batch.req_ids), self._runner.input_ids.gpu[:tokens]
         assert self._batch is not None
         return list(self._batch.req_ids), self._batch.input_ids[:tokens]
+
+    def last_written(self, request_id: str, position: int) -> int | None:
+        """Return the token that a request wrote at a position, its last; None if the runner does not keep it.
+
+        The first runner keeps the tokens of a request until the step after its end. With asynchronous scheduling, it
+        has a placeholder instead of the last one.
+        """
+        state = getattr(self._runner, "requests", {}).get(request_id)
+        written = [] if state is None else state.output_token_ids
+        if state is None or not written or len(state.prompt_token_ids or ()) + len(written) != position + 1:
+            return None
+        return written[-1] if written[-1] >= 0 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -38,6 +39,18 @@ class ColumnSums:
         if before is not None:
             self._distribute(states, {layer: before})
         sums[layer] = weights
+
+    def buffer(
+        self, states: tuple[RequestState, ...], layer: int, shape: tuple[int, ...]
+    ) -> Float[Tensor, "rows kv_heads group blocks block"]:
+        """Return the sums of one layer, to which the caller adds the weights of the next rows."""
+        sums = self._sums.setdefault(states, {})
+        before = sums.get(layer)
+        if before is None or before.shape != shape:
+            if before is not None:
+                self._distribute(states, {layer: before})
+            sums[layer] = before = torch.zeros(shape)
+        return before
 
     def flush(self, keep: tuple[tuple[RequestState, ...], ...] = ()) -> None:
         """Distribute the sums to the requests, except those of some batches."""

@@ -5,8 +5,6 @@ The scores are computed in float32 directly from the blocks of a paged cache, fo
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,7 +14,6 @@ from torch import Tensor
 from clearhead.serving.layers import ServedLayer
 from clearhead.serving.paged import PagedCache
 
-_log = logging.getLogger(__name__)
 _NO_WINDOW = 2**40  # larger than any position
 
 
@@ -132,128 +129,3 @@ def _rows_by_triton(
     lse, entropy, peak = softmax_in_place(scores, kv_lens, layer.sinks)
     shape = (len(query), layer.kv_heads, layer.group, block_table.shape[1], cache.block_size)
     return DecodeRows(lse, entropy, peak, scores.view(shape))
-
-
-class DecodeKernel:
-    """`decode_rows` of one engine, compiled by torch for the kinds of layers that were warmed up.
-
-    A compiled kernel takes any number of requests and blocks. Nothing is compiled outside of `warm_up`. Calls for
-    other layers run uncompiled, and so do all calls if compiling fails.
-    """
-
-    def __init__(self) -> None:
-        self._kernels: dict[tuple, Callable[..., tuple[Tensor, ...]]] = {}
-        self._layers: dict[ServedLayer, _LayerKernel] = {}
-        self._failed = False
-
-    def warm_up(self, layer: ServedLayer, cache: PagedCache, dtype: torch.dtype) -> None:
-        """Compile for a layer and queries of a dtype, unless a layer of the same kind was compiled."""
-        key = cache.key_blocks
-        if self._failed or cache.key_order is not None or key.device.type != "cpu":
-            return
-        options = (layer.heads, layer.scale, layer.softcap, layer.slopes is None)
-        kind = (key.shape[1:], key.stride(), key.dtype, key.is_inference(), dtype, *options)
-        try:
-            if kind not in self._kernels:
-                self._kernels[kind] = _compile(layer, cache, dtype)
-            self._layers[layer] = _LayerKernel(layer, self._kernels[kind])
-        except Exception as error:  # whatever a compiler raises
-            self._failed = True
-            self._layers.clear()
-            reason = str(error).strip().partition("\n")[0]
-            _log.warning("torch.compile failed (%s); attention of decoding is computed uncompiled", reason)
-
-    def __call__(
-        self,
-        layer: ServedLayer,
-        query: Float[Tensor, "rows heads key_dim"],
-        cache: PagedCache,
-        block_table: Int[Tensor, "rows blocks"],
-        kv_lens: Int[Tensor, " rows"],
-    ) -> DecodeRows:
-        """Compute the rows, as `decode_rows`."""
-        kernel = self._layers.get(layer)
-        if kernel is None or not block_table.numel():
-            return decode_rows(layer, query, cache, block_table, kv_lens)
-        return kernel(query, cache, block_table, kv_lens)
-
-
-class _LayerKernel:
-    """Compiled kernel with the tensors of one layer."""
-
-    def __init__(self, layer: ServedLayer, kernel: Callable[..., tuple[Tensor, ...]]) -> None:
-        self._kernel = kernel
-        with torch.inference_mode():
-            self._options = _option_tensors(layer)
-
-    @torch.inference_mode()
-    def __call__(
-        self,
-        query: Float[Tensor, "rows heads key_dim"],
-        cache: PagedCache,
-        block_table: Int[Tensor, "rows blocks"],
-        kv_lens: Int[Tensor, " rows"],
-    ) -> DecodeRows:
-        tensors = (query, block_table.long(), kv_lens.long())
-        rows = query.shape[0]
-        if rows == 1:  # torch compiles a size of 1 separately
-            tensors = tuple(torch.cat([tensor, tensor]) for tensor in tensors)
-        # kernels are compiled for contiguous tensors that were created in inference mode
-        query, block_table, kv_lens = (
-            tensor.contiguous() if tensor.is_inference() else tensor.clone(memory_format=torch.contiguous_format)
-            for tensor in tensors
-        )
-        with torch.compiler.set_stance("eager_on_recompile"):
-            results = DecodeRows(*self._kernel(query, cache.key_blocks, block_table, kv_lens, *self._options))
-        return results if rows > 1 else DecodeRows(*(result[:1] for result in results))
-
-
-def _option_tensors(layer: ServedLayer) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return window, sinks and slopes in the form that kernels take."""
-
-    def folded(tensor: Tensor) -> Float[Tensor, "kv_heads group 1"]:
-        return tensor.float().view(layer.kv_heads, layer.group, 1).clone()
-
-    window = torch.tensor(_NO_WINDOW if layer.window is None else layer.window)
-    sinks = torch.full((layer.heads,), -torch.inf) if layer.sinks is None else layer.sinks
-    return window, folded(sinks), None if layer.slopes is None else folded(layer.slopes)
-
-
-@torch.inference_mode()
-def _compile(layer: ServedLayer, cache: PagedCache, dtype: torch.dtype) -> Callable[..., tuple[Tensor, ...]]:
-    """Compile the kernel of a kind of layer."""
-    keys, block_size, group = cache.key_blocks, cache.block_size, layer.group
-    scale, softcap = layer.scale, layer.softcap
-
-    def kernel(
-        query: Tensor,
-        key_blocks: Tensor,
-        block_table: Tensor,
-        kv_lens: Tensor,
-        window: Tensor,
-        sinks: Tensor,
-        slopes: Tensor | None,
-    ) -> tuple[Tensor, ...]:
-        allowed = _allowed(block_table.shape[1], block_size, kv_lens, window)
-        starts = torch.arange(block_table.shape[1]) * block_size
-        ends = kv_lens[:, None]
-        used = (starts < ends) & (starts + block_size > ends - window)
-        blocks = key_blocks[torch.where(used, block_table, 0)].float()  # [rows, blocks, kv_heads, block, key_dim]
-        folded = (query.float() * scale).unflatten(1, (1, -1, group, 1))
-        # sums instead of a matrix product: each key is read once for all heads of its group
-        scores = torch.stack([(folded[:, :, :, head] * blocks).sum(dim=-1) for head in range(group)], dim=3)
-        return tuple(_rows_of(_finish(scores, allowed, kv_lens, softcap, slopes), sinks))
-
-    compiled = torch.compile(kernel)
-    options = _option_tensors(layer)
-    # equal sizes would be taken for the same size
-    rows, blocks = [size for size in (5, 3, 7) if size != keys.shape[0]][:2]
-    for columns in (blocks, 1):
-        query = torch.zeros(rows, layer.heads, cache.key_dim, dtype=dtype)
-        table, kv_lens = torch.zeros(rows, columns, dtype=torch.long), torch.ones(rows, dtype=torch.long)
-        for tensor in (query, table, kv_lens, keys):
-            torch._dynamo.mark_dynamic(tensor, 0)
-        if columns > 1:
-            torch._dynamo.mark_dynamic(table, 1)
-        compiled(query, keys, table, kv_lens, *options)
-    return compiled

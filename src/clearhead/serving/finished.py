@@ -53,6 +53,7 @@ class FinishedRequest:
         recording: layers of the recording; empty without one.
         dropped: reason why a recording that was asked for is missing; None otherwise.
         client_id: id of the request as its client knows it, which may repeat. Default: `id`.
+        unread: last token that the model wrote, which it never read; None if it is unknown.
     """
 
     id: str
@@ -66,6 +67,7 @@ class FinishedRequest:
     recording: tuple[RecordedLayer, ...] = ()
     dropped: str | None = None
     client_id: str | None = None
+    unread: int | None = None
 
     @property
     def request(self) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from clearhead._utils.temporaries import is_alive
 from clearhead.serving.metrics import OUTCOMES
 from clearhead.serving.output_files import METRICS, file_stem
 
+SECONDS_TO_KEEP = 24 * 3600
 ROW_LABELS = ("model_name", "layers", "phase")
 
 
@@ -90,13 +94,31 @@ def snapshot_path(output: Path, run: str, process: int) -> Path:
     return output / METRICS / f"{file_stem(run)}-{process}.json"
 
 
+def delete_old_snapshots(output: Path, run: str) -> None:
+    """Delete the snapshots of other runs whose processes have ended, a day after they were written.
+
+    A server on another host that shares the folder writes its snapshot again after its next request.
+    """
+    for path, name, process in _snapshots(output):
+        with suppress(OSError):
+            is_old = time.time() - path.stat().st_mtime > SECONDS_TO_KEEP
+            if name != file_stem(run) and is_old and not is_alive(process):
+                path.unlink()
+
+
+def _snapshots(output: Path) -> Iterator[tuple[Path, str, int]]:
+    """Yield path, run and process id of each snapshot."""
+    for path in sorted((output / METRICS).glob("*.json")):
+        name, _, process = path.stem.rpartition("-")
+        if process.isdecimal():
+            yield path, name, int(process)
+
+
 def read_snapshots(output: Path, run: str) -> list[dict[str, Any]]:
     """Return the snapshots of all processes of a run. Unreadable files are skipped: a monitoring page must not fail."""
     snapshots = []
-    stem = file_stem(run)
-    for path in sorted((output / METRICS).glob("*.json")):
-        name, _, process = path.stem.rpartition("-")
-        if name != stem or not process.isdecimal():
+    for path, name, _ in _snapshots(output):
+        if name != file_stem(run):
             continue
         try:
             snapshot = json.loads(path.read_text(encoding="utf-8"))

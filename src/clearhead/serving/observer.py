@@ -7,6 +7,7 @@ layer its queries, its paged cache and its block table.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,14 +15,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.serving.column_sums import ColumnSums
-from clearhead.serving.decode import DecodeKernel
 from clearhead.serving.finished import FinishedRequest
 from clearhead.serving.layers import ServedLayer
+from clearhead.serving.native import NativeKernel
 from clearhead.serving.paged import PagedCache
 from clearhead.serving.requests import RequestState
 from clearhead.serving.statistics import StatisticsWanted
 from clearhead.serving.steps import DecodeBatch, PrefillBatch, StepRow
 
+LastWritten = Callable[[str, int], int | None]
 MEMORY_REASON = "the memory budget is used up"
 
 
@@ -49,7 +51,7 @@ class Observer:
         heads: tuple[int, ...] | None = None,
         values: bool = True,
         memory: int = 2**30,
-        kernel: DecodeKernel | None = None,
+        kernel: NativeKernel | None = None,
     ) -> None:
         """Prepare to observe some layers.
 
@@ -60,11 +62,11 @@ class Observer:
             heads: heads to keep. Default: all.
             values: record the values too.
             memory: bytes that the states of all requests may take.
-            kernel: computes the rows of decoding.
+            kernel: compiled functions for CPUs. Default: none, which takes longer.
         """
         self._layers, self._wanted, self._emit = layers, wanted, emit
         self._heads, self._values, self._memory = heads, values, memory
-        self._kernel = kernel or DecodeKernel()
+        self._kernel = kernel
         self._states: dict[str, RequestState] = {}
         self._sums = ColumnSums()
         self._prefill, self._decode = self._batches((), ())
@@ -117,7 +119,7 @@ class Observer:
             self._prepare(*pending())
         served = self._layers[layer]
         if self._prefill:
-            self._prefill.attend(served, query, cache, block_table, values=self._values)
+            self._prefill.attend(served, query, cache, block_table, self._kernel, values=self._values)
         if self._decode:
             self._decode.attend(served, query, cache, block_table, self._kernel, values=self._values)
 
@@ -148,14 +150,20 @@ class Observer:
         return dropped
 
     @torch.inference_mode()
-    def finish(self, request_ids: Collection[str]) -> None:
-        """Emit requests that the engine has finished or that the client has aborted."""
+    def finish(self, request_ids: Collection[str], last_written: LastWritten | None = None) -> None:
+        """Emit requests that the engine has finished or that the client has aborted.
+
+        Args:
+            request_ids: requests to emit.
+            last_written: returns the token that a request wrote at a position; None if it is unknown.
+        """
         if any(request_id in self._states for request_id in request_ids):
             self._sums.flush()
         for request_id in request_ids:
             state = self._states.pop(request_id, None)
             if state is not None and not state.is_empty:
-                self._emit(state.finish(self._layers, self._heads))
+                unread = None if last_written is None else last_written(request_id, state.next_row)
+                self._emit(replace(state.finish(self._layers, self._heads), unread=unread))
 
     def _prepare(self, scheduled: Sequence[Scheduled], token_ids: Int[Tensor, " tokens"]) -> None:
         prefill, decode, offset = [], [], 0

@@ -16,20 +16,33 @@ STACK = "decoder"
 
 
 class RequestTexts(NamedTuple):
-    """Tokens that a model read, and the texts of prompt and answer; None without a tokenizer."""
+    """Tokens that a model read, the one that it wrote last, and prompt and answer.
+
+    Attributes:
+        tokens: tokens that the model read.
+        last: last token of the answer, which the model never read. Its text is empty if it is unknown.
+        prompt: text of the prompt; None without a tokenizer.
+        answer: text of the answer; None without a tokenizer.
+    """
 
     tokens: Tokens
+    last: Tokens
     prompt: str | None = None
     answer: str | None = None
 
     @classmethod
     def decode(cls, finished: FinishedRequest, tokenizer: Any) -> RequestTexts:
         """Return the texts of a request. The tokens are ids if `tokenizer` is None."""
-        tokens = token_texts(finished.token_ids, tokenizer)
+        unread = [] if finished.unread is None else [finished.unread]
+        written = token_texts([*finished.token_ids, *unread], tokenizer)  # together, because a character may need both
+        count = len(finished.token_ids)
+        tokens = written.part(0, count)
+        last = written.part(count, count + 1) if unread else Tokens(("",), (False,), (None,))
         if tokenizer is None:
-            return cls(tokens)
+            return cls(tokens, last)
         prompt, answer = finished.token_ids[: finished.prompt_len], finished.token_ids[finished.prompt_len :]
-        return cls(tokens, *(_valid(tokenizer.decode(ids, skip_special_tokens=True)) for ids in (prompt, answer)))
+        answer = [*answer, *unread]
+        return cls(tokens, last, *(_valid(tokenizer.decode(ids, skip_special_tokens=True)) for ids in (prompt, answer)))
 
 
 def _valid(text: str) -> str | None:
@@ -43,9 +56,8 @@ def to_recording(finished: FinishedRequest, model: str, texts: RequestTexts) -> 
     those that were recorded.
     """
     keys, rows = texts.tokens, finished.rows
-    # the token after the last row was written, but never read
-    after = keys.part(finished.first_row + 1, len(keys))
-    written = Tokens((*after.texts, ""), (*after.special, False), (*after.words, None))
+    after, last = keys.part(finished.first_row + 1, len(keys)), texts.last
+    written = Tokens(after.texts + last.texts, after.special + last.special, after.words + last.words)
     layers = tuple(_weights(layer, finished.heads) for layer in finished.recording)
     stack = Stack(layers, keys.part(finished.first_row, finished.first_row + rows), keys, written)
     indices = [layer.layer.index for layer in finished.recording]

@@ -56,7 +56,7 @@ class Settings:
         memory: bytes for the requests under way and for the queue of the writer. Also a text such as "2 GiB".
         metrics: export metrics for Prometheus.
         layer_groups: number of groups of layers that the metrics distinguish.
-        compile: compile the statistics of decoding with `torch.compile`.
+        compile: compile the C++ functions that compute statistics on a CPU.
         client_options: follow the options that clients send with their requests.
     """
 

@@ -12,10 +12,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from clearhead.serving.column_sums import ColumnSums
-from clearhead.serving.decode import DecodeKernel, DecodeRows
+from clearhead.serving.decode import DecodeRows, decode_rows
 from clearhead.serving.layers import ServedLayer
+from clearhead.serving.native import NativeKernel
+from clearhead.serving.native_decode import NativeDecode
+from clearhead.serving.native_prefill import NativePrefill
 from clearhead.serving.paged import PagedCache
-from clearhead.serving.prefill import Rows, prefill_rows
+from clearhead.serving.prefill import PrefillRows, Rows, prefill_rows
 from clearhead.serving.requests import LayerChunk, RequestState
 from clearhead.serving.row_parts import StepValue
 from clearhead.serving.statistics import StatisticsWanted
@@ -47,6 +50,7 @@ class PrefillBatch:
     def __init__(self, rows: Sequence[StepRow], wanted: StatisticsWanted) -> None:
         self._rows, self._wanted = rows, wanted
         self._arguments = [Rows(row.request, row.start, row.q_len, row.kv_len, row.state.spans) for row in rows]
+        self._native: NativePrefill | None = None
         self._statistics: list[defaultdict[str, list[Tensor]]] = [defaultdict(list) for _ in rows]
         self._chunks: list[dict[int, LayerChunk]] = [{} for _ in rows]
 
@@ -67,11 +71,12 @@ class PrefillBatch:
         query: Float[Tensor, "tokens heads key_dim"],
         cache: PagedCache,
         block_table: Int[Tensor, "requests blocks"],
+        kernel: NativeKernel | None,
         *,
         values: bool,
     ) -> None:
-        """Observe one layer."""
-        results = prefill_rows(layer, query, cache, self._arguments, block_table, self._wanted)
+        """Observe one layer. `kernel` is used if it supports the layer."""
+        results = self._results(layer, query, cache, block_table, kernel)
         for row, result, statistics, chunks in zip(self._rows, results, self._statistics, self._chunks, strict=True):
             for name, tensor in result.statistics.items():
                 if name == "received":
@@ -81,6 +86,21 @@ class PrefillBatch:
             if row.state.is_recorded:
                 queries = query[row.start : row.start + row.q_len]
                 chunks[layer.index] = _chunk(row, layer, queries, result.lse.T, cache, block_table, values)
+
+    def _results(
+        self,
+        layer: ServedLayer,
+        query: Float[Tensor, "tokens heads key_dim"],
+        cache: PagedCache,
+        block_table: Int[Tensor, "requests blocks"],
+        kernel: NativeKernel | None,
+    ) -> list[PrefillRows]:
+        rows, wanted = self._arguments, self._wanted
+        if kernel is None or not kernel.supports(query, cache) or not NativePrefill.fits(rows, wanted, layer.heads):
+            return prefill_rows(layer, query, cache, rows, block_table, wanted)
+        if self._native is None:
+            self._native = NativePrefill(kernel, rows, wanted, layer.heads)
+        return self._native.run(layer, query, cache, block_table)
 
     def finish(self, layers: int) -> None:
         """Add the rows to the requests."""
@@ -120,7 +140,7 @@ class DecodeBatch:
         query: Float[Tensor, "tokens heads key_dim"],
         cache: PagedCache,
         block_table: Int[Tensor, "requests blocks"],
-        kernel: DecodeKernel,
+        kernel: NativeKernel | None,
         *,
         values: bool,
     ) -> None:
@@ -144,6 +164,7 @@ class _Bucket:
         self._recorded = [index for index, row in enumerate(rows) if row.state.is_recorded]
         self._with_spans = [index for index, row in enumerate(rows) if row.state.spans]
         self._tensors: _BucketTensors | None = None
+        self._native: NativeDecode | None = None
         self._statistics: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._mass: dict[int, list[Tensor]] = {index: [] for index in self._with_spans}
         self._chunks: dict[int, LayerChunk] = {}
@@ -161,7 +182,7 @@ class _Bucket:
         query: Float[Tensor, "tokens heads key_dim"],
         cache: PagedCache,
         block_table: Int[Tensor, "requests blocks"],
-        kernel: DecodeKernel,
+        kernel: NativeKernel | None,
         *,
         values: bool,
     ) -> None:
@@ -169,14 +190,43 @@ class _Bucket:
         assert tensors is not None
         queries = query[tensors.queries]
         table = tensors.table(block_table, -(-max(self._lengths) // cache.block_size))
-        rows = kernel(layer, queries, cache, table, tensors.kv_lens)
-        self._reduce(layer, rows)
+        if kernel is not None and kernel.supports(queries, cache):
+            lse = self._run_native(kernel, layer, queries, cache, table)
+        else:
+            rows = decode_rows(layer, queries, cache, table, tensors.kv_lens)
+            self._reduce(layer, rows)
+            lse = rows.lse
         if self._recorded:
             chosen = tensors.recorded(self._recorded)
             positions = tensors.kv_lens[chosen] - 1
             blocks = table[chosen].gather(1, (positions // cache.block_size)[:, None])[:, 0]
             key, value = cache.tokens(blocks, positions % cache.block_size, values=values)
-            self._chunks[layer.index] = LayerChunk(queries[chosen], key, value, rows.lse[chosen])
+            self._chunks[layer.index] = LayerChunk(queries[chosen], key, value, lse[chosen])
+
+    def _run_native(
+        self,
+        kernel: NativeKernel,
+        layer: ServedLayer,
+        queries: Float[Tensor, "rows heads key_dim"],
+        cache: PagedCache,
+        table: Int[Tensor, "rows blocks"],
+    ) -> Float[Tensor, "rows heads"]:
+        """Compute and keep the statistics of one layer by compiled functions. Return the log-sum-exp of each row."""
+        if self._native is None:
+            spans = [row.state.spans for row in self._rows]
+            self._native = NativeDecode(kernel, self._lengths, spans, self._wanted)
+        received = None
+        if self._wanted.received:
+            shape = (len(queries), layer.kv_heads, layer.group, table.shape[1], cache.block_size)
+            received = self._sums.buffer(self.states, layer.index, shape)
+        result = self._native.run(layer, queries, cache, table, received)
+        statistics = result.rows if result.weights is None else result.rows | self._top(layer, result.weights)
+        for name, tensor in statistics.items():
+            self._statistics[name].append(tensor)
+        for index in self._with_spans:
+            assert result.mass is not None
+            self._mass[index].append(result.mass[: len(self._rows[index].state.spans), index].T)
+        return result.lse
 
     def _reduce(self, layer: ServedLayer, rows: DecodeRows) -> None:
         """Keep the statistics of one layer."""
@@ -280,7 +330,7 @@ def _chunk(
     key, value = cache.gather(block_table[row.request], window, row.kv_len, values=values)
     key, value = (None if each is None else pad(each, (0, 0, window - start, 0)) for each in (key, value))
     assert key is not None
-    return LayerChunk(query.clone(), key.transpose(0, 1), None if value is None else value.transpose(0, 1), lse)
+    return LayerChunk(query.clone(), key.transpose(0, 1), None if value is None else value.transpose(0, 1), lse.clone())
 
 
 def _check_layers(count: int, expected: int) -> None:

@@ -18,7 +18,7 @@ from clearhead._utils.text import format_bytes, json_text, printable
 from clearhead.serving.finished import FinishedRequest
 from clearhead.serving.head_means import phase_means
 from clearhead.serving.json_record import json_record
-from clearhead.serving.metric_families import snapshot_path
+from clearhead.serving.metric_families import delete_old_snapshots, snapshot_path
 from clearhead.serving.metrics import Metrics
 from clearhead.serving.output_files import REQUESTS, append_line, placing, recording_path, statistics_path
 from clearhead.serving.plugin import RUN_VARIABLE
@@ -67,6 +67,8 @@ class Writer:
         self._warnings = _Warnings()
         run = os.environ.get(RUN_VARIABLE) or str(os.getpid())
         self._snapshot_path = snapshot_path(settings.output, run, os.getpid())
+        if settings.metrics:
+            delete_old_snapshots(settings.output, run)
         self._snapshot_version, self._snapshot_time = 0, -SECONDS_BETWEEN_SNAPSHOTS
         self._thread = threading.Thread(target=self._run, name="clearhead-writer", daemon=True)
         self._thread.start()
