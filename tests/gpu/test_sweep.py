@@ -99,13 +99,36 @@ def test_observe_launches_the_kernel_and_deterministic_mode_does_not(launches):
         torch.testing.assert_close(getattr(fast, name), getattr(same[0], name), rtol=1e-4, atol=1e-3)
 
 
-def test_kernel_runs_in_a_cuda_graph():
+def test_kernel_runs_in_a_cuda_graph(launches):
     query = torch.randn(1, 4, 640, 64, device="cuda", dtype=torch.float16)
-    call = build_call(query, query, query)
-    lse = (query.float() @ query.float().mT * call.scale).logsumexp(dim=-1)
-    expected = compute_statistics(call, lse, EVERYTHING).received
+    call = build_call(query, query, query, mask=Causal())
+    positions = torch.arange(640, device="cuda")
+    scores = (query.double() @ query.double().mT * call.scale).masked_fill(positions > positions[:, None], -math.inf)
+    lse, request = scores.logsumexp(dim=-1).float(), replace(EVERYTHING, pool=PoolSpec(10, 20, "mean"))
+    compute_statistics(call, lse, request)  # compiles and loads
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        received = compute_statistics(call, lse, EVERYTHING).received
+        found = compute_statistics(call, lse, request)
     graph.replay()
-    torch.testing.assert_close(received, expected, rtol=1e-5, atol=1e-5)
+    assert len(launches) == 2
+    torch.testing.assert_close(found.received.double(), scores.softmax(dim=-1).sum(dim=-2), rtol=1e-4, atol=1e-4)
+
+
+def test_nan_in_a_masked_key_does_not_reach_rows_that_may_not_attend_to_it(launches):
+    query, key = (torch.randn(1, 2, 300, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    key[:, :, 200:] = math.nan
+    call = build_call(query, key, key, mask=Causal())
+    lse = torch.full((1, 2, 300), 6.0, device="cuda")
+    found = compute_statistics(call, lse, EVERYTHING)
+    assert len(launches) == 1
+    for rows in (found.entropy, found.distance):
+        assert rows[..., :200].isfinite().all()
+        assert rows[..., 200:].isnan().all()
+
+
+@pytest.mark.parametrize("seed", range(20, 30))
+def test_random_problems_in_several_parts_match_float64(seed, launches, monkeypatch):
+    monkeypatch.setattr(sweep, "MIN_TILES", 2)
+    for index in range(PROBLEMS_PER_SEED):
+        random_sweeps.check(random_sweeps.draw(1000 * seed + index))
+    assert len(launches) == PROBLEMS_PER_SEED

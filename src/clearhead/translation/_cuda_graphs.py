@@ -82,7 +82,8 @@ def capture(function: Callable[[], None], device: torch.device) -> Callable[[], 
                 function()
         torch.cuda.current_stream().wait_stream(side_stream)
         # with "thread_local", calls of other threads do not invalidate the capture
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        # the stream is given, because torch's default one belongs to the device of the first capture
+        with torch.cuda.graph(graph, stream=side_stream, capture_error_mode="thread_local"):
             function()
     return graph.replay
 
@@ -184,7 +185,8 @@ def _captured(model: Transformer, shape: DecodingShape, required: bool) -> Captu
         reason = _first_line(_first_cause(error))
         if required:
             raise RuntimeError(f"capturing a decoding step in a CUDA graph failed: {reason}") from error
-        known.failure = reason
+        if not isinstance(error, torch.cuda.OutOfMemoryError):  # there may be memory later
+            known.failure = reason
         warnings.warn(f"decoding without a CUDA graph, because capturing one failed: {reason}", stacklevel=2)
         return None
     return captured

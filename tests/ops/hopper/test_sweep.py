@@ -7,10 +7,12 @@ from importlib.resources import files
 import pytest
 import torch
 
-from clearhead import ALiBi, Causal, Dense, attention
+from clearhead import ALiBi, Causal, Dense
 from clearhead.ops.arguments import build_call
 from clearhead.ops.gpu import GPU
 from clearhead.ops.hopper import driver, sweep
+from clearhead.ops.statistics import StatisticsRequest
+from clearhead.ops.triton import statistics
 
 H200, A100 = GPU((9, 0), 232_448), GPU((8, 0), 166_912)
 PROCESSORS = 132
@@ -24,7 +26,7 @@ def call_of(dim: int = 128, dtype: torch.dtype = torch.bfloat16, heads: int = 2,
 
 @pytest.fixture
 def on_hopper(monkeypatch):
-    """Let the choice see tensors of the CPU as tensors on an H200 with the bindings installed."""
+    """Make the choice treat tensors of the CPU as tensors on an H200 with the bindings installed."""
     monkeypatch.setattr(sweep, "DEVICE_TYPE", "cpu")
     monkeypatch.setattr(sweep, "gpu_of", lambda device: H200)
     monkeypatch.setattr(sweep, "is_installed", lambda: True)
@@ -44,10 +46,10 @@ def test_argument_structure_has_the_fields_of_the_kernel():
 
 
 def test_calls_on_other_devices_are_refused(monkeypatch):
-    assert sweep.unsupported_reasons(call_of()) == ["the GPU is not of compute capability 9.0"]
+    assert sweep.unsupported_reasons(call_of()) == ["the GPU is not an NVIDIA GPU of compute capability 9.0"]
     monkeypatch.setattr(sweep, "DEVICE_TYPE", "cpu")
     monkeypatch.setattr(sweep, "gpu_of", lambda device: A100)
-    assert sweep.unsupported_reasons(call_of()) == ["the GPU is not of compute capability 9.0"]
+    assert sweep.unsupported_reasons(call_of()) == ["the GPU is not an NVIDIA GPU of compute capability 9.0"]
 
 
 def test_missing_bindings_are_named(on_hopper, monkeypatch):
@@ -80,7 +82,7 @@ def test_rows_that_the_copy_engine_cannot_load_are_refused(on_hopper):
     query = torch.zeros(1, 2, 7, 129, dtype=torch.bfloat16)[..., :128]
     key = torch.zeros(1, 2, 7, 128, dtype=torch.bfloat16)
     reasons = sweep.unsupported_reasons(build_call(query, key, key))
-    assert reasons == ["strides of query are not multiples of 16 bytes"]
+    assert reasons == ["address or strides of query are not positive multiples of 16 bytes"]
     assert not driver.can_map(torch.zeros(1, 1, 7, 128, dtype=torch.bfloat16).expand(1, 2, 7, 128))
     assert driver.can_map(torch.zeros(1, 7, 2, 128, dtype=torch.bfloat16).transpose(1, 2))
 
@@ -89,15 +91,25 @@ def test_small_calls_are_left_to_triton(on_hopper, monkeypatch):
     monkeypatch.setattr(sweep, "MIN_CELLS", 2 * 7 * 7)
     assert sweep.unsupported_reasons(call_of()) == []
     monkeypatch.setattr(sweep, "MIN_CELLS", 2 * 7 * 7 + 1)
-    reasons = ["the matrix has 98 cells; fewer than 99 are faster in Triton"]
+    reasons = ["the matrix has 98 cells; expected at least 99"]
     assert sweep.unsupported_reasons(call_of()) == reasons
 
 
-def test_statistics_on_the_cpu_do_not_need_the_kernel(monkeypatch):
-    monkeypatch.setattr(driver.Kernel, "launch", lambda *_: pytest.fail("launched"))
-    query = torch.randn(1, 2, 7, 64)
-    _, weights = attention(query, query, query, return_weights=True)
-    torch.testing.assert_close(weights.received().sum(dim=-1), torch.full((1, 2), 7.0))
+def test_a_failure_of_the_driver_leaves_calls_to_triton(on_hopper, monkeypatch):
+    monkeypatch.setattr(sweep, "_FAILURES", [])
+
+    def fail(*_: object) -> None:
+        raise driver.DriverError("CUDA reports CUDA_ERROR_INVALID_SOURCE")
+
+    monkeypatch.setattr(statistics, "sweep", fail)
+    monkeypatch.setattr(statistics, "_launch", lambda call, lse, entropies, columns, *_: columns.fill_(3.0))
+    call, lse = call_of(), torch.zeros(1, 2, 7)
+    request = StatisticsRequest(received=True)
+    with pytest.warns(UserWarning, match="failed: CUDA reports CUDA_ERROR_INVALID_SOURCE"):
+        found = statistics.compute_statistics(call, lse, request)
+    assert torch.equal(found.received, torch.full((1, 2, 7), 3.0))
+    assert sweep.unsupported_reasons(call) == ["CUDA reports CUDA_ERROR_INVALID_SOURCE"]
+    statistics.compute_statistics(call, lse, request)  # without a second warning, which would be an error
 
 
 @pytest.mark.parametrize("blocks", [1, 11, 131, 132, 704, 2752])

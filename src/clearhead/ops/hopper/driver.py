@@ -22,10 +22,23 @@ ARCHITECTURE = "sm_90a"
 PANEL_COLUMNS = 64  # of two bytes: the width of the swizzle
 
 
-@functools.cache
+class DriverError(RuntimeError):
+    """Error of NVRTC or of the CUDA driver, before anything was launched."""
+
+
 def is_installed() -> bool:
     """Return whether the bindings of NVRTC and of the CUDA driver can be imported."""
-    return importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
+    return _INSTALLED
+
+
+def _find_bindings() -> bool:
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:  # there is no package `cuda`, or it is a module of another project
+        return False
+
+
+_INSTALLED = _find_bindings()
 
 
 class Kernel:
@@ -77,7 +90,7 @@ def compile_source(name: str, options: tuple[tuple[str, int | str], ...]) -> byt
     """Return the machine code of a kernel.
 
     Raises:
-        RuntimeError: the source does not compile; the message has the compiler's output.
+        DriverError: NVRTC is missing or refuses the source; the message has the compiler's output.
     """
     from cuda.bindings import nvrtc
 
@@ -88,10 +101,10 @@ def compile_source(name: str, options: tuple[tuple[str, int | str], ...]) -> byt
     flags += [f'-D{macro}="{value}"' if isinstance(value, str) else f"-D{macro}={value}" for macro, value in options]
     try:
         _checked(nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags]))
-    except RuntimeError as error:
+    except DriverError as error:
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
         _checked(nvrtc.nvrtcGetProgramLog(program, log))
-        raise RuntimeError(f"kernel {name} does not compile: {log.decode(errors='replace')}") from error
+        raise DriverError(f"kernel {name} does not compile: {log.decode(errors='replace')}") from error
     cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
     _checked(nvrtc.nvrtcDestroyProgram(program))
@@ -148,5 +161,5 @@ def _checked(result: tuple) -> Any:
     """Return the value of a call of the bindings, or raise its error."""
     status, *values = result
     if status.value:
-        raise RuntimeError(f"CUDA reports {status.name}")
+        raise DriverError(f"CUDA reports {status.name}")
     return values[0] if len(values) == 1 else None

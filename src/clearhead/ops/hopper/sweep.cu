@@ -1,6 +1,6 @@
 // Statistics of rows and columns of the attention matrix, from (query, key, log-sum-exp), in one sweep.
 //
-// A block owns WARP_GROUPS · 128 keys, one warp group for each 128. Query tiles of 64 rows pass through a ring of
+// A thread block processes WARP_GROUPS · 128 keys, one warp group for each 128. Query tiles of 64 rows pass through a ring of
 // buffers, which all warp groups read. The warp groups take turns: while the tensor cores multiply for one of them, the
 // others exponentiate. A thread holds two rows and, of every 8 keys, two neighbors, so column sums stay in 32 registers
 // for the whole sweep. Row sums and bins are added to memory after each tile. One more warp group loads the tiles, and
@@ -108,7 +108,7 @@ __device__ __forceinline__ RowSums add_tile(
                 float logarithm = fmaf(products[4 * j + 2 * i + e], scale, -shift[i]);
                 float weight = exp2_fast(logarithm);
                 if (PARTIAL) weight = 8 * j + e >= first[i] && 8 * j + e < last[i] ? weight : 0.0f;
-                // a masked weight is 0, and its logarithm is finite
+                if (PARTIAL) logarithm = weight > 0.0f ? logarithm : 0.0f;  // 0 · −∞ and 0 · nan would be nan
                 if (ENTROPY) sums.entropy[i] = fmaf(weight, logarithm, sums.entropy[i]);
                 if (DISTANCE) sums.distance[i] = fmaf(weight, PARTIAL ? fabsf(away[i][e]) : away[i][e], sums.distance[i]);
                 weights[i] = weight;
@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int column = key_start + 2 * (lane & 3);
     long long head_row = (long long)head_index * problem.padded_rows;
     float* heatmap = problem.bins + (long long)head_index * problem.bin_rows * problem.bin_columns;
-    int start = problem.starts == nullptr ? problem.start : (int)problem.starts[batch * problem.start_stride];
+    long long start = problem.starts == nullptr ? problem.start : problem.starts[batch * problem.start_stride];
     u64 right = panel_descriptor(keys + warp_group * KEY_BYTES);
     bool whole = key_start + TILE_K <= problem.kv_len;
 
@@ -278,10 +278,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
             pass_turn<2 * WARP_GROUP>(next_group + 1);
             wait_for_products<0>();
+            keep_after_wait(products);
             if (lane == 0) arrive(released + 8 * ring.stage);
             if (!needed) continue;
 
-            int position = start + tile * TILE_Q;  // of the first query of the tile
+            long long position = start + tile * TILE_Q;  // of the first query of the tile
             bool below = position >= key_start + TILE_K - 1, above = position + TILE_Q - 1 <= key_start;
             float distance = (float)(position + thread_row - column);
             RowSums sums;

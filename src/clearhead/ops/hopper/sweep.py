@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import warnings
 
 import torch
 from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.gpu import gpu_of
-from clearhead.ops.hopper.driver import Kernel, can_map, is_installed, row_map
+from clearhead.ops.hopper.driver import DriverError, Kernel, can_map, is_installed, row_map
 from clearhead.ops.statistics import PoolSpec
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.config import TileConfig, block_count
@@ -25,7 +26,7 @@ WARP_GROUPS, STAGES = 3, 4
 TILE = TileConfig(queries=64, keys=128, warps=4 * (WARP_GROUPS + 1), stages=STAGES)  # of one warp group
 WIDTHS = (64, 128)
 CAPABILITY = (9, 0)
-MIN_CELLS = 2**28  # for smaller matrices, the kernel in Triton takes less time to launch (benchmarks/sweep_sizes.py)
+MIN_CELLS = 2**28  # for smaller matrices, the kernels take about the same time (benchmarks/sweep_sizes.py)
 DEVICE_TYPE = "cuda"
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 STARTUP_TILES = 2.5  # time in which a thread block loads its keys, in query tiles
@@ -52,10 +53,13 @@ class Problem(ctypes.Structure):
 
 def unsupported_reasons(call: AttentionCall) -> list[str]:
     """Return why the kernel cannot take a call; empty if it can."""
-    if call.query.device.type != DEVICE_TYPE or gpu_of(call.query.device).capability != CAPABILITY:
-        return ["the GPU is not of compute capability 9.0"]
+    gpu = gpu_of(call.query.device) if call.query.device.type == DEVICE_TYPE else None
+    if gpu is None or gpu.capability != CAPABILITY or not gpu.has_wgmma:
+        return ["the GPU is not an NVIDIA GPU of compute capability 9.0"]
     if not is_installed():
         return ["cuda.bindings is not installed"]
+    if _FAILURES:
+        return _FAILURES[:1]
     reasons = []
     if call.query.dtype not in DTYPES:
         reasons.append(f"dtype {call.query.dtype} is not bfloat16 or float16")
@@ -70,13 +74,22 @@ def unsupported_reasons(call: AttentionCall) -> list[str]:
     reasons += [f"{name} is not supported" for name, option in options.items() if option is not None]
     cells = math.prod(call.shape)
     if cells < MIN_CELLS:
-        reasons.append(f"the matrix has {cells} cells; fewer than {MIN_CELLS} are faster in Triton")
+        reasons.append(f"the matrix has {cells} cells; expected at least {MIN_CELLS}")
     reasons += [
-        f"strides of {name} are not multiples of 16 bytes"
+        f"address or strides of {name} are not positive multiples of 16 bytes"
         for name, tensor in (("query", call.query), ("key", call.key))
         if not can_map(tensor)
     ]
     return reasons
+
+
+_FAILURES: list[str] = []  # why NVRTC or the driver refused the kernel; it is not tried again
+
+
+def remember_failure(error: DriverError) -> None:
+    """Warn that the kernel cannot run on this machine, and leave all later calls to Triton."""
+    _FAILURES.append(str(error))
+    warnings.warn(f"statistics run in Triton, because the kernel for Hopper GPUs failed: {error}", stacklevel=2)
 
 
 def sweep(
@@ -88,7 +101,7 @@ def sweep(
     cells: Tensor | None,
     spec: PoolSpec | None,
 ) -> None:
-    """Add the column sums, row sums and bins of a call to tensors.
+    """Add the column sums, row sums and bins of a call to tensors, or raise a DriverError and leave them as they are.
 
     Args:
         call: attention call for which there are no `unsupported_reasons`.
@@ -102,6 +115,7 @@ def sweep(
     batch, heads, q_len, kv_len = call.shape
     logit_params = LogitParams.from_call(call)
     ranges = logit_params.ranges
+    seen = transpose_block_ranges(call, logit_params, TILE)  # a reference keeps its memory until the launch
     rows, cols = (1, 1) if spec is None else (spec.rows, spec.cols)
     blocks = block_count(kv_len, WARP_GROUPS * TILE.keys) * heads * batch
     chunks = _chunks(blocks, block_count(q_len, TILE.queries), ranges is not None, call.query.device)
@@ -111,7 +125,7 @@ def sweep(
         row_sums.data_ptr(),
         _data_pointer(cells),
         _data_pointer(ranges),
-        _data_pointer(transpose_block_ranges(call, logit_params, TILE)),
+        _data_pointer(seen),
         _data_pointer(logit_params.starts),
         logit_params.scale,
         heads,
@@ -148,7 +162,10 @@ def sweep(
 
 @functools.cache
 def _kernel(options: tuple[tuple[str, int | str], ...]) -> Kernel:
-    return Kernel("sweep", dict(options))
+    try:
+        return Kernel("sweep", dict(options))
+    except (ImportError, OSError, RuntimeError) as error:  # the bindings raise them if a library is missing
+        raise DriverError(str(error)) from error
 
 
 def _data_pointer(tensor: Tensor | None) -> int | None:

@@ -123,6 +123,12 @@ __device__ __forceinline__ void add_to_memory(float* pointer, float value) {
 #define OPERANDS_64(d) \
     OPERANDS_8(d, 0), OPERANDS_8(d, 8), OPERANDS_8(d, 16), OPERANDS_8(d, 24), OPERANDS_8(d, 32), OPERANDS_8(d, 40), \
         OPERANDS_8(d, 48), OPERANDS_8(d, 56)
+// Stops the compiler from reading the accumulator before the wait, on which its registers do not depend otherwise.
+__device__ __forceinline__ void keep_after_wait(float (&accumulator)[64]) {
+#pragma unroll
+    for (int i = 0; i < 64; i++) asm volatile("" : "+f"(accumulator[i])::"memory");
+}
+
 #define REGISTERS_64 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
     "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \

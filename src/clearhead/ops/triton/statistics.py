@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.hopper.sweep import sweep, unsupported_reasons
+from clearhead.ops.hopper.driver import DriverError
+from clearhead.ops.hopper.sweep import remember_failure, sweep, unsupported_reasons
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, next_power_of_2
@@ -61,9 +62,14 @@ def compute_statistics(
     columns = lse.new_zeros((batch, heads, kv_len)) if received else None
     cells = None if spec is None else lse.new_zeros((batch, heads, spec.rows, spec.cols))
     if 0 not in (batch, heads, q_len, kv_len):
+        swept = False
         if columns is not None and tile is None and _can_sweep(call):
-            sweep(call, prepare_lse(lse), columns, interleaved, (entropy, distance), cells, spec)
-        else:
+            try:
+                sweep(call, prepare_lse(lse), columns, interleaved, (entropy, distance), cells, spec)
+                swept = True
+            except DriverError as error:
+                remember_failure(error)
+        if not swept:
             _launch(call, lse, entropies, columns, distances, cells, spec, tile)
     if cells is not None and spec is not None and spec.reduce == "mean":
         cells /= q_len // spec.rows * (kv_len // spec.cols)
