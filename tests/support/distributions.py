@@ -13,7 +13,7 @@ MAX_WHEEL_MB = 25
 TEST_NAMES = {"tests", "test", "testing", "testdata", "fixtures", "conftest.py", "__pycache__"}
 LICENSE_FILES = ("LICENSE", "NOTICE")
 # files written for clearhead, under its license; everything else is data, whose license NOTICE names
-CODE_SUFFIXES = {".py", ".js", ".ts", ".css", ".html", ".md", ".toml", ".typed"}
+CODE_SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".js", ".ts", ".css", ".html", ".md", ".toml", ".typed"}
 
 
 def wheel_version(wheel: Path) -> str:
