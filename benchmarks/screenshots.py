@@ -43,10 +43,9 @@ def draw_figures() -> None:
     """Draw the figures of matplotlib."""
     plt.rcParams["font.family"] = ["DejaVu Sans", "IPAGothic"]  # with the letters of the translation
     recording = record("en-ja", SENTENCE)
-    for name, figure in (
-        ("heads.png", plot_heads(recording["encoder"])),
-        ("alignment.png", plot_alignment(recording, layer=2).figure),
-    ):
+    alignment = plot_alignment(recording, layer=2).get_figure(root=True)
+    assert alignment is not None
+    for name, figure in (("heads.png", plot_heads(recording["encoder"])), ("alignment.png", alignment)):
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=110, bbox_inches="tight")
         _save(Image.open(content), name)
