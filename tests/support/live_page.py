@@ -122,7 +122,8 @@ def choose(browser, label, value):
 def enter(browser, label, text):
     field = control(browser, label)
     field.send_keys(Keys.CONTROL, "a")
-    field.send_keys(text, Keys.ENTER)
+    browser.execute_cdp_cmd("Input.insertText", {"text": text})  # older drivers cannot send keys beyond the BMP
+    field.send_keys(Keys.ENTER)
 
 
 def status(browser):

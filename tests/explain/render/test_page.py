@@ -59,7 +59,7 @@ def marked(browser, section):
 
 
 def current(browser):
-    return [section.get_attribute("id") for section in browser.find_elements(By.CSS_SELECTOR, "section.current")]
+    return browser.execute_script("return [...document.querySelectorAll('section.current')].map(({ id }) => id)")
 
 
 @pytest.mark.parametrize("width", [1280, 400])
