@@ -273,14 +273,14 @@ class Oracle(Transformer):
         return nn.functional.one_hot(torch.tensor(target[:count]), len(VOCABULARY)).double()
 
     def encode(self, source, lengths, *, ablate):
-        return Memory(source[..., None], None)
+        return Memory(source[..., None].double(), None)
 
     def caches(self):
         return []
 
     def decode(self, last, memory, *, caches, ablate):
         caches.append(last)
-        return torch.stack([self.logits(row, len(caches), ablate) for row in memory.states[..., 0]])
+        return torch.stack([self.logits(row, len(caches), ablate) for row in memory.states[..., 0].long()])
 
 
 class TestAblation:
