@@ -64,8 +64,9 @@ def probed(attentions: Any) -> Tensor:
     return attentions[layer][0, head, -1].clone()
 
 
-def bertviz_page(job: Job, view: str) -> Callable[[Path], Tensor]:
-    draw, attentions = getattr(imported("bertviz"), view), attentions_of(job)
+def bertviz_page(job: Job) -> Callable[[Path], Tensor]:
+    """Draw the head view. The model view contains the same numbers, and its file has the same size."""
+    draw, attentions = imported("bertviz").head_view, attentions_of(job)
 
     def write(path: Path) -> Tensor:
         matrices = attentions()
@@ -181,8 +182,7 @@ def clearhead_matrices(job: Job) -> Callable[[Path], Tensor]:
 
 
 TOOLS: dict[str, Tool] = {
-    "bertviz head_view": lambda job: bertviz_page(job, "head_view"),
-    "bertviz model_view": lambda job: bertviz_page(job, "model_view"),
+    "bertviz": bertviz_page,
     "circuitsvis": circuitsvis_page,
     "inspectus": inspectus_page,
     "transformer-lens": transformer_lens_matrices,
@@ -205,10 +205,12 @@ def main(tool: str, folder: str, ids_path: str, output: str) -> None:
     write = TOOLS[tool](make_job(folder, ids_path))
     loaded = time.perf_counter()
     print("ready", flush=True)
+    before = time.process_time()
     row = write(Path(output))
     results = {
         "load_s": loaded - start,
         "seconds": time.perf_counter() - loaded,
+        "cpu_s": time.process_time() - before,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "probe": [float(row[0]), float(row[-1]), float(row.square().sum())],
     }
