@@ -23,13 +23,13 @@ from clearhead.ops.triton.config import TileConfig, block_count
 from clearhead.ops.triton.logits import LogitParams, restored
 
 WARP_GROUPS, STAGES = 3, 4
-TILE = TileConfig(queries=64, keys=128, warps=4 * (WARP_GROUPS + 1), stages=STAGES)  # of one warp group
+TILE = TileConfig(queries=64, keys=128, warps=4 * (WARP_GROUPS + 1), stages=STAGES)  # tile of a warp group, warps of a block
 WIDTHS = (64, 128)
 CAPABILITY = (9, 0)
 MIN_CELLS = 2**28  # for smaller matrices, the kernels take about the same time (benchmarks/sweep_sizes.py)
 DEVICE_TYPE = "cuda"
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
-STARTUP_TILES = 2.5  # time in which a thread block loads its keys, in query tiles
+STARTUP_TILES = 2.5  # estimate of the time in which a thread block loads its keys, in query tiles
 WARP_SIZE = 32
 MIN_TILES = 16  # query tiles of a thread block
 WAVES = 4  # thread blocks for each processor, if they differ in work
