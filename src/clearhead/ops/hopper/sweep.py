@@ -23,7 +23,7 @@ from clearhead.ops.triton.config import TileConfig, block_count
 from clearhead.ops.triton.logits import LogitParams, restored
 
 WARP_GROUPS, STAGES = 3, 4
-TILE = TileConfig(queries=64, keys=128, warps=4 * (WARP_GROUPS + 1), stages=STAGES)  # tile of a warp group, warps of a block
+TILE = TileConfig(queries=64, keys=128, warps=4 * (WARP_GROUPS + 1), stages=STAGES)  # for each warp group
 WIDTHS = (64, 128)
 CAPABILITY = (9, 0)
 MIN_CELLS = 2**28  # for smaller matrices, the kernels take about the same time (benchmarks/sweep_sizes.py)
