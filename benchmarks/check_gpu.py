@@ -1,8 +1,8 @@
 """Check the compiled kernels on this GPU and write the results to a JSON file.
 
 Without `--random`: the GPU tests, and a few of them under compute-sanitizer. With `--random N`: N random problems, each
-compared with float64: output, log-sum-exp, gradients, rows, statistics, heatmaps and largest weights. With `--sweep`,
-only column and row sums, by the kernel for Hopper GPUs.
+compared with float64: output, log-sum-exp, gradients, rows, statistics, heatmaps and largest weights. With `--hopper`,
+only output, log-sum-exp, column and row sums, by the kernels for Hopper GPUs.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ TESTS = [
     "tests/gpu/test_serving.py",
     "tests/gpu/test_decoding_graphs.py",
     "tests/gpu/test_sweep.py",
+    "tests/gpu/test_forward.py",
     "-q",
     "-p",
     "no:cacheprovider",
@@ -66,13 +67,17 @@ def check_family(seed: int, count: int) -> list[tuple[str, str]]:
     return check_problems((Problem.draw(family, seed * 1000 + index, "cuda", LONGEST) for index in range(count)), check)
 
 
-def check_sweeps(seed: int, count: int) -> list[tuple[str, str]]:
-    """Check problems of the kernel for Hopper GPUs, also those that are too small to choose it."""
-    from clearhead.ops.hopper import sweep
-    from support import random_sweeps  # pyright: ignore[reportMissingImports]
+def check_hopper(seed: int, count: int) -> list[tuple[str, str]]:
+    """Check problems of the kernels for Hopper GPUs, also those that are too small to choose them."""
+    from clearhead.ops.hopper import forward, sweep
+    from support import random_hopper  # pyright: ignore[reportMissingImports]
 
-    sweep.MIN_CELLS = 0
-    return check_problems((random_sweeps.draw(seed * 1000 + index) for index in range(count)), random_sweeps.check)
+    def check(problem: Any) -> None:
+        random_hopper.check_output(problem)
+        random_hopper.check_statistics(problem)
+
+    sweep.MIN_CELLS, forward.MIN_CELLS = 0, {}
+    return check_problems((random_hopper.draw(seed * 1000 + index) for index in range(count)), check)
 
 
 def check_problems(problems: Iterable[Any], check: Callable[[Any], None]) -> list[tuple[str, str]]:
@@ -137,12 +142,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the JSON file")
     parser.add_argument("--processes", type=int, default=14, help="number of processes")
     parser.add_argument("--random", type=int, metavar="N", help="check N random problems instead of running the tests")
-    parser.add_argument("--sweep", action="store_true", help="with --random: the statistics kernel for Hopper GPUs")
+    parser.add_argument("--hopper", action="store_true", help="with --random: the kernels for Hopper GPUs")
     parser.add_argument("--per-family", type=int, default=12, help="random problems that share compiled kernels")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random problems")
     arguments = parser.parse_args()
     if arguments.random is not None:
-        check, name = (check_sweeps, "random-sweep") if arguments.sweep else (check_family, "random")
+        check, name = (check_hopper, "random-hopper") if arguments.hopper else (check_family, "random")
         target = arguments.output / f"gpu-{name}-{arguments.seed}.json"
         check_random(check, arguments.random, arguments.per_family, arguments.seed, arguments.processes, target)
         return

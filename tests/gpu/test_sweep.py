@@ -12,16 +12,16 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead import Causal, Documents, Window, attention
 from clearhead.ops.arguments import build_call
-from clearhead.ops.hopper import driver, sweep
+from clearhead.ops.hopper import driver, support, sweep
 from clearhead.ops.statistics import PoolSpec, StatisticsRequest
 from clearhead.ops.triton.statistics import compute_statistics
-from support import random_sweeps
+from support import random_hopper
 from support.random_checks import compare
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != sweep.CAPABILITY,
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != support.CAPABILITY,
         reason="needs a GPU of compute capability 9.0",
     ),
     # of torch.special.entr, if several processes create the folder at the same time
@@ -44,9 +44,9 @@ def launches(monkeypatch):
 @pytest.mark.parametrize("seed", range(20))
 def test_random_problems_match_float64(seed, launches):
     for index in range(PROBLEMS_PER_SEED):
-        problem = random_sweeps.draw(1000 * seed + index)
+        problem = random_hopper.draw(1000 * seed + index)
         try:
-            random_sweeps.check(problem)
+            random_hopper.check_statistics(problem)
         except AssertionError as error:
             raise AssertionError(f"{error}: {problem.describe()}") from None
     assert len(launches) == PROBLEMS_PER_SEED
@@ -130,5 +130,5 @@ def test_nan_in_a_masked_key_does_not_reach_rows_that_may_not_attend_to_it(launc
 def test_random_problems_in_several_parts_match_float64(seed, launches, monkeypatch):
     monkeypatch.setattr(sweep, "MIN_TILES", 2)
     for index in range(PROBLEMS_PER_SEED):
-        random_sweeps.check(random_sweeps.draw(1000 * seed + index))
+        random_hopper.check_statistics(random_hopper.draw(1000 * seed + index))
     assert len(launches) == PROBLEMS_PER_SEED

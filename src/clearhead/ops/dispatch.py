@@ -14,6 +14,7 @@ from clearhead.ops import reference, sdpa
 from clearhead.ops._precision import uses_tf32
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.gradients import CellGradient, Gradients
+from clearhead.ops.hopper.forward import is_faster_than_cudnn
 from clearhead.ops.sdpa import Reason
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import backend as tiled
@@ -84,6 +85,7 @@ MEASURED: dict[str, list[tuple[float, tuple[str, ...]]]] = {
         (float("inf"), ("triton", "sdpa", "streaming", "reference")),
     ],
 }
+LONG_ON_HOPPER = ("triton", "sdpa", "streaming", "reference")
 # On CUDA the gradients of `sdpa` differ in their last bits from run to run.
 REPRODUCIBLE = ("triton", "streaming", "reference", "sdpa")
 STATISTICS = {"cuda": ("triton", "streaming", "reference", "sdpa"), "cpu": ("streaming", "triton", "reference", "sdpa")}
@@ -120,6 +122,8 @@ def ranked(call: AttentionCall, task: Task = "output") -> tuple[str, ...]:
     table = MEASURED.get("cuda, few queries" if few else device, MEASURED["cpu"])
     if torch.compiler.is_compiling():
         return table[-1][1]  # the graph may run with other sizes, so the choice must not depend on this one
+    if device == "cuda" and not few and triton.INSTALLED and is_faster_than_cudnn(call):
+        return LONG_ON_HOPPER
     batch, heads, q_len, kv_len = call.shape
     cells = batch * heads * q_len * kv_len
     for limit, order in table:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from clearhead.ops.hopper import sweep
+from clearhead.ops.hopper import forward, support, sweep
 from support.pretrained import unpacked
 
 pytestmark = pytest.mark.pretrained  # pip downloads NVRTC
@@ -18,21 +18,32 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from clearhead.ops.hopper.driver import compile_source
-for index, options in enumerate(json.load(sys.stdin)):
-    Path(f"{index}.cubin").write_bytes(compile_source("sweep", tuple(map(tuple, options))))
+for index, (name, options) in enumerate(json.load(sys.stdin)):
+    Path(f"{index}.cubin").write_bytes(compile_source(name, tuple(map(tuple, options))))
 """
-NO_SUMS, NO_BINS = {"ENTROPY": 0, "DISTANCE": 0}, {"BINS": 0, "POOL_MAX": 0}
+NO_SUMS, NO_BINS = {"ENTROPY": 0, "DISTANCE": 0}, {"BINS": 0, "TALL_BINS": 0, "POOL_MAX": 0}
 ALL_SUMS = {"ENTROPY": 1, "DISTANCE": 1}
 REQUESTS = [
     NO_SUMS | NO_BINS,
     NO_SUMS | NO_BINS | {"ENTROPY": 1},
     NO_SUMS | NO_BINS | {"DISTANCE": 1},
     ALL_SUMS | NO_BINS,
-    *(ALL_SUMS | {"BINS": bins, "POOL_MAX": maximum} for bins, maximum in ((1, 1), (2, 0), (8, 0))),
+    *(
+        ALL_SUMS | {"BINS": bins, "TALL_BINS": tall, "POOL_MAX": maximum}
+        for bins, tall, maximum in ((1, 1, 1), (2, 0, 0), (8, 0, 0), (8, 1, 0))
+    ),
 ]
 COMMON = {"WARP_GROUPS": sweep.WARP_GROUPS, "STAGES": sweep.STAGES}
-VARIANTS = [{"DTYPE": "bf16", "HEAD_DIM": dim, **COMMON, **request} for dim in sweep.WIDTHS for request in REQUESTS]
-VARIANTS.append({"DTYPE": "f16", "HEAD_DIM": 128, **COMMON, **ALL_SUMS, **NO_BINS})
+SWEEPS = [{"DTYPE": "bf16", "HEAD_DIM": dim, **COMMON, **request} for dim in support.WIDTHS for request in REQUESTS]
+SWEEPS.append({"DTYPE": "f16", "HEAD_DIM": 128, **COMMON, **ALL_SUMS, **NO_BINS})
+FORWARDS = [
+    {"DTYPE": dtype, "HEAD_DIM": dim, "WARP_GROUPS": forward.WARP_GROUPS[dim], "STAGES": forward.STAGES[dim]}
+    for dtype in support.DTYPES.values()
+    for dim in support.WIDTHS
+]
+VARIANTS = [*(("sweep", options) for options in SWEEPS), *(("forward", options) for options in FORWARDS)]
+# the registers of a thread, if the threads of a block have all registers of a multiprocessor
+REGISTERS = {3: 168, 4: 128}  # by warp groups, with the one that loads
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +54,7 @@ def folder(tmp_path_factory):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, *filter(None, sys.path)])}
     libraries = next(Path(paths[-1]).rglob("libnvrtc.so.*")).parent
     environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(libraries), os.environ.get("LD_LIBRARY_PATH", "")])
-    options = json.dumps([list(variant.items()) for variant in VARIANTS])
+    options = json.dumps([(name, list(variant.items())) for name, variant in VARIANTS])
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(
         command, input=options, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -56,8 +67,8 @@ def test_every_variant_compiles_without_spilling_registers(folder):
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not tool.is_file():
         pytest.skip("this build of Triton has no cuobjdump")
-    for index, variant in enumerate(VARIANTS):
+    for index, (name, variant) in enumerate(VARIANTS):
         command = [str(tool), "--dump-resource-usage", f"{index}.cubin"]
         usage = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
-        assert "STACK:0 " in usage, f"{variant}: {usage}"
-        assert "REG:128 " in usage, f"{variant}: {usage}"  # 512 threads have all registers of a multiprocessor
+        assert "STACK:0 " in usage, f"{name} {variant}: {usage}"
+        assert f"REG:{REGISTERS[variant['WARP_GROUPS'] + 1]} " in usage, f"{name} {variant}: {usage}"

@@ -1,63 +1,37 @@
 """Tests of the choice and the arguments of the statistics kernel for Hopper GPUs, on a machine without one."""
 
-import ctypes
-import re
-from importlib.resources import files
-
 import pytest
 import torch
 
 from clearhead import ALiBi, Causal, Dense
 from clearhead.ops.arguments import build_call
 from clearhead.ops.gpu import GPU
-from clearhead.ops.hopper import driver, sweep
+from clearhead.ops.hopper import driver, support, sweep
 from clearhead.ops.statistics import StatisticsRequest
 from clearhead.ops.triton import statistics
+from support.hopper_calls import call_of, fields_of_kernel
 
-H200, A100 = GPU((9, 0), 232_448), GPU((8, 0), 166_912)
+A100 = GPU((8, 0), 166_912)
 PROCESSORS = 132
-C_TYPES = {"float": ctypes.c_float, "int": ctypes.c_int}
-
-
-def call_of(dim: int = 128, dtype: torch.dtype = torch.bfloat16, heads: int = 2, **options: object):
-    query, key = (torch.zeros(1, heads, 7, dim, dtype=dtype) for _ in range(2))
-    return build_call(query, key, key, **options)
-
-
-@pytest.fixture
-def on_hopper(monkeypatch):
-    """Make the choice treat tensors of the CPU as tensors on an H200 with the bindings installed."""
-    monkeypatch.setattr(sweep, "DEVICE_TYPE", "cpu")
-    monkeypatch.setattr(sweep, "gpu_of", lambda device: H200)
-    monkeypatch.setattr(sweep, "is_installed", lambda: True)
-    monkeypatch.setattr(sweep, "MIN_CELLS", 0)
 
 
 def test_argument_structure_has_the_fields_of_the_kernel():
-    source = (files("clearhead.ops.hopper") / "sweep.cu").read_text(encoding="utf-8")
-    body = re.sub(r"//.*", "", re.search(r"struct Problem \{(.*?)\};", source, re.DOTALL)[1])
-    expected = []
-    for declaration in body.split(";"):
-        kind, _, names = declaration.strip().removeprefix("const ").replace("long long", "long").partition(" ")
-        for name in filter(None, names.split(",")):
-            pointer = kind.endswith("*")
-            expected.append((name.strip(), ctypes.c_void_p if pointer else C_TYPES[kind]))
-    assert sweep.Problem._fields_ == expected
+    assert sweep.Problem._fields_ == fields_of_kernel("sweep")
 
 
 def test_calls_on_other_devices_are_refused(monkeypatch):
     assert sweep.unsupported_reasons(call_of()) == ["the GPU is not an NVIDIA GPU of compute capability 9.0"]
-    monkeypatch.setattr(sweep, "DEVICE_TYPE", "cpu")
-    monkeypatch.setattr(sweep, "gpu_of", lambda device: A100)
+    monkeypatch.setattr(support, "DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(support, "gpu_of", lambda device: A100)
     assert sweep.unsupported_reasons(call_of()) == ["the GPU is not an NVIDIA GPU of compute capability 9.0"]
 
 
 def test_missing_bindings_are_named(on_hopper, monkeypatch):
-    monkeypatch.setattr(sweep, "is_installed", lambda: False)
+    monkeypatch.setattr(support, "is_installed", lambda: False)
     assert sweep.unsupported_reasons(call_of()) == ["cuda.bindings is not installed"]
 
 
-@pytest.mark.parametrize("dim", sweep.WIDTHS)
+@pytest.mark.parametrize("dim", support.WIDTHS)
 @pytest.mark.parametrize("options", [{}, {"mask": Causal()}, {"sinks": torch.zeros(2)}, {"query_start": 3}])
 def test_plain_and_masked_calls_are_supported(on_hopper, dim, options):
     assert sweep.unsupported_reasons(call_of(dim, **options)) == []
@@ -96,7 +70,7 @@ def test_small_calls_are_left_to_triton(on_hopper, monkeypatch):
 
 
 def test_a_failure_of_the_driver_leaves_calls_to_triton(on_hopper, monkeypatch):
-    monkeypatch.setattr(sweep, "_FAILURES", [])
+    monkeypatch.setattr(support, "_FAILURES", [])
 
     def fail(*_: object) -> None:
         raise driver.DriverError("CUDA reports CUDA_ERROR_INVALID_SOURCE")
@@ -115,7 +89,7 @@ def test_a_failure_of_the_driver_leaves_calls_to_triton(on_hopper, monkeypatch):
 @pytest.mark.parametrize("blocks", [1, 11, 131, 132, 704, 2752])
 @pytest.mark.parametrize("tiles", [1, 31, 128, 2048])
 def test_parts_of_a_block_have_enough_tiles_and_fill_the_gpu(monkeypatch, blocks, tiles):
-    monkeypatch.setattr(sweep, "_processors", lambda device: PROCESSORS)
+    monkeypatch.setattr(support, "processor_count", lambda device: PROCESSORS)
     device = torch.device("cpu")
     for masked in (False, True):
         chunks = sweep._chunks(blocks, tiles, masked, device)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 import torch
 from torch import Tensor
 
+SOURCES = files("clearhead.ops.hopper")
 HEADER = "wgmma.cuh"
 ARCHITECTURE = "sm_90a"
 PANEL_COLUMNS = 64  # of two bytes: the width of the swizzle
@@ -63,26 +65,30 @@ class Kernel:
             shared_bytes: dynamic shared memory of each of them.
             arguments: tensor maps and ctypes structures or numbers, which are passed by value.
         """
-        from cuda.bindings import driver
-
+        driver = _bindings("driver")
         device = torch.cuda.current_device()
         function = self._functions.get(device)
         if function is None:
-            module = _checked(driver.cuModuleLoadData(self.cubin))
-            function = _checked(driver.cuModuleGetFunction(module, self.name.encode()))
+            module = _call(driver.cuModuleLoadData, self.cubin)
+            function = _call(driver.cuModuleGetFunction, module, self.name.encode())
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes))
+            _call(driver.cuFuncSetAttribute, function, attribute, shared_bytes)
             self._functions[device] = function
         addresses = [
             argument.getPtr() if hasattr(argument, "getPtr") else ctypes.addressof(argument) for argument in arguments
         ]
         pointers = (ctypes.c_void_p * len(addresses))(*addresses)
         stream = torch.cuda.current_stream().cuda_stream
-        _checked(
-            driver.cuLaunchKernel(
-                function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(pointers), 0
-            )
-        )
+        _call(
+            driver.cuLaunchKernel,
+            function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, ctypes.addressof(pointers), 0,
+        )  # fmt: skip
+
+
+@functools.cache
+def compiled_kernel(name: str, options: tuple[tuple[str, int | str], ...]) -> Kernel:
+    """Return the kernel for a set of options, compiled once per process."""
+    return Kernel(name, dict(options))
 
 
 @functools.cache
@@ -92,22 +98,21 @@ def compile_source(name: str, options: tuple[tuple[str, int | str], ...]) -> byt
     Raises:
         DriverError: NVRTC is missing or refuses the source; the message has the compiler's output.
     """
-    from cuda.bindings import nvrtc
-
-    folder = files("clearhead.ops.hopper")
-    source, header = ((folder / file).read_text(encoding="utf-8").encode() for file in (f"{name}.cu", HEADER))
-    program = _checked(nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()]))
-    flags = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17"]
+    nvrtc = _bindings("nvrtc")
+    source, header = ((SOURCES / file).read_text(encoding="utf-8").encode() for file in (f"{name}.cu", HEADER))
+    flags = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17", "--device-as-default-execution-space"]
     flags += [f'-D{macro}="{value}"' if isinstance(value, str) else f"-D{macro}={value}" for macro, value in options]
+    program = _call(nvrtc.nvrtcCreateProgram, source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()])
     try:
-        _checked(nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags]))
+        _call(nvrtc.nvrtcCompileProgram, program, len(flags), [flag.encode() for flag in flags])
+        cubin = b" " * _call(nvrtc.nvrtcGetCUBINSize, program)
+        _call(nvrtc.nvrtcGetCUBIN, program, cubin)
     except DriverError as error:
-        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-        _checked(nvrtc.nvrtcGetProgramLog(program, log))
+        log = b" " * _call(nvrtc.nvrtcGetProgramLogSize, program)
+        _call(nvrtc.nvrtcGetProgramLog, program, log)
         raise DriverError(f"kernel {name} does not compile: {log.decode(errors='replace')}") from error
-    cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
-    _checked(nvrtc.nvrtcGetCUBIN(program, cubin))
-    _checked(nvrtc.nvrtcDestroyProgram(program))
+    finally:
+        _call(nvrtc.nvrtcDestroyProgram, program)
     return cubin
 
 
@@ -116,26 +121,33 @@ def row_map(tensor: Tensor, rows: int) -> Any:
 
     The tensor is `[batch, heads, length, width]` in half precision; `can_map` has checked it.
     """
-    from cuda.bindings import driver
+    return _map_at(tensor.data_ptr(), tensor.dtype, tensor.shape, tuple(_strides(tensor)[:3]), rows)
 
-    unit = tensor.element_size()
-    bfloat16 = tensor.dtype == torch.bfloat16
+
+@functools.lru_cache(maxsize=1024)  # encoding one takes microseconds, and an allocator returns the same addresses again
+def _map_at(address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int) -> Any:
+    driver = _bindings("driver")
+    bfloat16 = dtype == torch.bfloat16
     types = driver.CUtensorMapDataType
-    return _checked(
-        driver.cuTensorMapEncodeTiled(
-            types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bfloat16 else types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            4,
-            tensor.data_ptr(),
-            [driver.cuuint64_t(size) for size in reversed(tensor.shape)],
-            [driver.cuuint64_t(stride * unit) for stride in reversed(_strides(tensor)[:3])],
-            [driver.cuuint32_t(size) for size in (PANEL_COLUMNS, rows, 1, 1)],
-            [driver.cuuint32_t(1)] * 4,
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
+    return _call(
+        driver.cuTensorMapEncodeTiled,
+        types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bfloat16 else types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        4,
+        address,
+        [driver.cuuint64_t(size) for size in reversed(shape)],
+        [driver.cuuint64_t(stride * dtype.itemsize) for stride in reversed(strides)],
+        [driver.cuuint32_t(size) for size in (PANEL_COLUMNS, rows, 1, 1)],
+        [driver.cuuint32_t(1)] * 4,
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
+
+
+def data_pointer(tensor: Tensor | None) -> int | None:
+    """Return the address of a tensor, or None for none."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 def can_map(tensor: Tensor) -> bool:
@@ -157,9 +169,20 @@ def _strides(tensor: Tensor) -> list[int]:
     return [*strides[:3], tensor.stride(3) if tensor.shape[3] > 1 else 1]
 
 
-def _checked(result: tuple) -> Any:
-    """Return the value of a call of the bindings, or raise its error."""
-    status, *values = result
+def _bindings(name: str) -> Any:
+    """Return a module of cuda.bindings, which loads a library of CUDA."""
+    try:
+        return importlib.import_module(f"cuda.bindings.{name}")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise DriverError(f"cuda.bindings.{name} cannot be loaded: {error}") from error
+
+
+def _call(function: Callable[..., tuple], *arguments: Any) -> Any:
+    """Return the value of a function of the bindings, or raise its error."""
+    try:
+        status, *values = function(*arguments)
+    except RuntimeError as error:  # the library does not have the function
+        raise DriverError(str(error)) from error
     if status.value:
         raise DriverError(f"CUDA reports {status.name}")
     return values[0] if len(values) == 1 else None

@@ -7,7 +7,8 @@
 // gives its registers to the others.
 //
 // Compile-time options: DTYPE ("bf16" or "f16"), HEAD_DIM (64 or 128), WARP_GROUPS, STAGES, ENTROPY, DISTANCE,
-// BINS (bins that a tile overlaps along its keys; 0: no heatmap) and POOL_MAX (bins hold maxima, not sums).
+// BINS (bins that a tile overlaps along its keys; 0: no heatmap), TALL_BINS (they have more rows than a tile) and POOL_MAX
+// (they hold maxima, not sums).
 
 #include "wgmma.cuh"
 
@@ -34,7 +35,7 @@ struct Problem {
     float scale;              // times log2 e
     int heads, group, batches, q_len, kv_len, padded_rows, range_count, range_batches, start, start_stride;
     int chunks;  // parts into which the query tiles of a block are divided
-    int bin_height, bin_width, bin_rows, bin_columns;
+    int bin_height_bits, bin_width_bits, bin_rows, bin_columns;  // bins are powers of 2, because divisions are slow
 };
 
 // Query tiles [start, end) may attend to a key block; all rows of [full, partial) to all of its keys.
@@ -69,6 +70,12 @@ __device__ __forceinline__ Part part_of(const Problem& problem, int range, int b
     if (first >= last) return {0, 0};
     long long count = last - first;
     return {first + (int)(count * chunk / problem.chunks), first + (int)(count * (chunk + 1) / problem.chunks)};
+}
+
+// Returns the first tile that starts at a query or after it.
+__device__ __forceinline__ int first_tile(long long query) {
+    long long tile = query <= 0 ? 0 : (query + TILE_Q - 1) / TILE_Q;
+    return tile > 0x7FFFFFFF ? 0x7FFFFFFF : (int)tile;
 }
 
 // Position in the ring of buffers.
@@ -166,7 +173,7 @@ __device__ __forceinline__ void store_bins(
             }
         if (half == 0) sums[0] = combined(sums[0], __shfl_xor_sync(0xFFFFFFFF, sums[0], step));
     }
-    int bin_row = row / problem.bin_height, bin_column = key / problem.bin_width + index;
+    int bin_row = row >> problem.bin_height_bits, bin_column = (key >> problem.bin_width_bits) + index;
     if (lane < SEGMENTS && bin_row < problem.bin_rows && bin_column < problem.bin_columns) {
         float* target = heatmap + (long long)bin_row * problem.bin_columns + bin_column;
         if (POOL_MAX)
@@ -244,8 +251,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     long long head_row = (long long)head_index * problem.padded_rows;
     float* heatmap = problem.bins + (long long)head_index * problem.bin_rows * problem.bin_columns;
     long long start = problem.starts == nullptr ? problem.start : problem.starts[batch * problem.start_stride];
+    long long first_distance = start + thread_row - column;
     u64 right = panel_descriptor(keys + warp_group * KEY_BYTES);
     bool whole = key_start + TILE_K <= problem.kv_len;
+    // No query of the tiles from `below` on precedes a key of the block, and none of those before `above` follows one.
+    int below = first_tile(key_start + TILE_K - 1 - start), above = first_tile(key_start + 2 - TILE_Q - start);
 
     float columns[32] = {}, bins[SEGMENTS] = {};
 
@@ -257,6 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int range = 0; range < range_count; range++) {
         Part part = part_of(problem, range, batch, first_block, chunk);
         TileRange mine = tile_range(problem, range, batch, block);
+        if (!whole) mine.full = mine.end;
         const float* shifts = problem.shift + head_row + part.first * TILE_Q + thread_row;
         float* row_sums = problem.row_sums + (head_row + part.first * TILE_Q + warp_row) * ROW_SUMS;
         for (int tile = part.first; tile < part.last;
@@ -278,15 +289,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
             pass_turn<2 * WARP_GROUP>(next_group + 1);
             wait_for_products<0>();
-            keep_after_wait(products);
+            keep_order(products);
             if (lane == 0) arrive(released + 8 * ring.stage);
             if (!needed) continue;
 
-            long long position = start + tile * TILE_Q;  // of the first query of the tile
-            bool below = position >= key_start + TILE_K - 1, above = position + TILE_Q - 1 <= key_start;
-            float distance = (float)(position + thread_row - column);
+            float distance = (float)(first_distance + tile * TILE_Q);
             RowSums sums;
-            if (!whole || tile < mine.full || tile >= mine.partial || DISTANCE && !below && !above) {
+            if (tile < mine.full || tile >= mine.partial || DISTANCE && tile < below && tile >= above) {
                 int first[2], last[2];
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
@@ -307,11 +316,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             } else {
                 int unused[2] = {};
                 sums = add_tile<false>(products, columns, bins, problem.scale, shift, unused, unused, distance);
-                if (!below) sums.distance[0] = -sums.distance[0], sums.distance[1] = -sums.distance[1];
+                if (tile < below) sums.distance[0] = -sums.distance[0], sums.distance[1] = -sums.distance[1];
             }
             if (ROW_SUMS > 0) store_row_sums(row_sums, sums, lane);
-            bool last_of_bin = (tile + 1) * TILE_Q % problem.bin_height == 0;
-            if (BINS > 0 && (problem.bin_height < TILE_Q || last_of_bin || tile + 1 == min(mine.end, part.last))) {
+            bool last_of_bin = ((tile + 1) * TILE_Q & (1 << problem.bin_height_bits) - 1) == 0;
+            if (BINS > 0 && (!TALL_BINS || last_of_bin || tile + 1 == min(mine.end, part.last))) {
                 store_bins(problem, heatmap, bins, tile * TILE_Q + warp_row, key_start, lane);
 #pragma unroll
                 for (int i = 0; i < SEGMENTS; i++) bins[i] = 0.0f;

@@ -7,16 +7,13 @@ kernels in Triton compute everything else.
 from __future__ import annotations
 
 import ctypes
-import functools
-import math
-import warnings
 
 import torch
 from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.gpu import gpu_of
-from clearhead.ops.hopper.driver import DriverError, Kernel, can_map, is_installed, row_map
+from clearhead.ops.hopper import support
+from clearhead.ops.hopper.driver import compiled_kernel, data_pointer, row_map
 from clearhead.ops.statistics import PoolSpec
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.config import TileConfig, block_count
@@ -24,11 +21,7 @@ from clearhead.ops.triton.logits import LogitParams, restored
 
 WARP_GROUPS, STAGES = 3, 4
 TILE = TileConfig(queries=64, keys=128, warps=4 * (WARP_GROUPS + 1), stages=STAGES)  # for each warp group
-WIDTHS = (64, 128)
-CAPABILITY = (9, 0)
 MIN_CELLS = 2**28  # for smaller matrices, the kernels take about the same time (benchmarks/sweep_sizes.py)
-DEVICE_TYPE = "cuda"
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 STARTUP_TILES = 2.5  # estimate of the time in which a thread block loads its keys, in query tiles
 WARP_SIZE = 32
 MIN_TILES = 16  # query tiles of a thread block
@@ -45,7 +38,7 @@ class Problem(ctypes.Structure):
             (name, ctypes.c_int)
             for name in (
                 "heads", "group", "batches", "q_len", "kv_len", "padded_rows", "range_count", "range_batches", "start",
-                "start_stride", "chunks", "bin_height", "bin_width", "bin_rows", "bin_columns",
+                "start_stride", "chunks", "bin_height_bits", "bin_width_bits", "bin_rows", "bin_columns",
             )
         ),
     ]  # fmt: skip
@@ -53,43 +46,7 @@ class Problem(ctypes.Structure):
 
 def unsupported_reasons(call: AttentionCall) -> list[str]:
     """Return why the kernel cannot take a call; empty if it can."""
-    gpu = gpu_of(call.query.device) if call.query.device.type == DEVICE_TYPE else None
-    if gpu is None or gpu.capability != CAPABILITY or not gpu.has_wgmma:
-        return ["the GPU is not an NVIDIA GPU of compute capability 9.0"]
-    if not is_installed():
-        return ["cuda.bindings is not installed"]
-    if _FAILURES:
-        return _FAILURES[:1]
-    reasons = []
-    if call.query.dtype not in DTYPES:
-        reasons.append(f"dtype {call.query.dtype} is not bfloat16 or float16")
-    if call.query.shape[3] not in WIDTHS:
-        reasons.append(f"key_dim {call.query.shape[3]} is not 64 or 128")
-    options = {
-        "softcap": call.softcap,
-        "bias": call.tensor_bias,
-        "ALiBi": call.slopes,
-        "dense mask": call.lower().dense,
-    }
-    reasons += [f"{name} is not supported" for name, option in options.items() if option is not None]
-    cells = math.prod(call.shape)
-    if cells < MIN_CELLS:
-        reasons.append(f"the matrix has {cells} cells; expected at least {MIN_CELLS}")
-    reasons += [
-        f"address or strides of {name} are not positive multiples of 16 bytes"
-        for name, tensor in (("query", call.query), ("key", call.key))
-        if not can_map(tensor)
-    ]
-    return reasons
-
-
-_FAILURES: list[str] = []  # why NVRTC or the driver refused the kernel; it is not tried again
-
-
-def remember_failure(error: DriverError) -> None:
-    """Warn that the kernel cannot run on this machine, and leave all later calls to Triton."""
-    _FAILURES.append(str(error))
-    warnings.warn(f"statistics run in Triton, because the kernel for Hopper GPUs failed: {error}", stacklevel=2)
+    return support.unsupported_reasons(call, MIN_CELLS)
 
 
 def sweep(
@@ -123,10 +80,10 @@ def sweep(
         shift.data_ptr(),
         columns.data_ptr(),
         row_sums.data_ptr(),
-        _data_pointer(cells),
-        _data_pointer(ranges),
-        _data_pointer(seen),
-        _data_pointer(logit_params.starts),
+        data_pointer(cells),
+        data_pointer(ranges),
+        data_pointer(seen),
+        data_pointer(logit_params.starts),
         logit_params.scale,
         heads,
         logit_params.group,
@@ -139,37 +96,26 @@ def sweep(
         restored(logit_params.start),
         logit_params.start_stride,
         chunks,
-        q_len // rows,
-        kv_len // cols,
+        (q_len // rows).bit_length() - 1,
+        (kv_len // cols).bit_length() - 1,
         rows,
         cols,
     )
     options = (
-        ("DTYPE", DTYPES[call.query.dtype]),
+        ("DTYPE", support.DTYPES[call.query.dtype]),
         ("HEAD_DIM", call.query.shape[3]),
         ("WARP_GROUPS", WARP_GROUPS),
         ("STAGES", STAGES),
         ("ENTROPY", int(requested[0])),
         ("DISTANCE", int(requested[1])),
         ("BINS", 0 if spec is None else max(1, TILE.keys * cols // kv_len)),
+        ("TALL_BINS", int(spec is not None and q_len // rows > TILE.queries)),
         ("POOL_MAX", int(spec is not None and spec.reduce == "max")),
     )
     row_bytes = 2 * call.query.shape[3]
     shared_bytes = (WARP_GROUPS * TILE.keys + STAGES * TILE.queries) * row_bytes + 16 * STAGES + 8  # and barriers
     maps = row_map(call.query, TILE.queries), row_map(call.key, TILE.keys)
-    _kernel(options).launch(blocks * chunks, WARP_SIZE * TILE.warps, shared_bytes, (*maps, problem))
-
-
-@functools.cache
-def _kernel(options: tuple[tuple[str, int | str], ...]) -> Kernel:
-    try:
-        return Kernel("sweep", dict(options))
-    except (ImportError, OSError, RuntimeError) as error:  # the bindings raise them if a library is missing
-        raise DriverError(str(error)) from error
-
-
-def _data_pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+    compiled_kernel("sweep", options).launch(blocks * chunks, WARP_SIZE * TILE.warps, shared_bytes, (*maps, problem))
 
 
 def _chunks(blocks: int, tiles: int, masked: bool, device: torch.device) -> int:
@@ -178,7 +124,7 @@ def _chunks(blocks: int, tiles: int, masked: bool, device: torch.device) -> int:
     One thread block runs on a processor at a time. If all take equally long, the number is chosen so that the last
     ones fill the GPU; under a mask, so that there are enough of them.
     """
-    processors = _processors(device)
+    processors = support.processor_count(device)
     most = max(1, tiles // MIN_TILES)
     if masked:
         return min(most, block_count(WAVES * processors, blocks))
@@ -186,8 +132,3 @@ def _chunks(blocks: int, tiles: int, masked: bool, device: torch.device) -> int:
         range(1, most + 1),
         key=lambda chunks: block_count(blocks * chunks, processors) * (tiles / chunks + STARTUP_TILES),
     )
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

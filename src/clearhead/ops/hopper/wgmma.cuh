@@ -12,6 +12,12 @@ constexpr int WARP_GROUP = 128;  // threads that issue a wgmma together
 constexpr int PANEL = 64;        // columns of a panel: its rows have 128 bytes, the width of the swizzle
 constexpr float LN_2 = 0.6931471805599453f;
 
+// Argument of a generic lambda that is known at compile time.
+template <bool CONSTANT>
+struct Constant {
+    static constexpr bool VALUE = CONSTANT;
+};
+
 struct alignas(64) TensorMap {
     u64 words[16];
 };
@@ -94,6 +100,11 @@ __device__ __forceinline__ u64 panel_descriptor(u32 address) {
     return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
+// Describes panels side by side, read as columns: 64 columns every `stride` bytes, 8 rows every 1,024 bytes.
+__device__ __forceinline__ u64 transposed_panels(u32 address, u32 stride) {
+    return (u64)((address & 0x3FFFF) >> 4) | (u64)(stride >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
 __device__ __forceinline__ void start_products() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -113,6 +124,25 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return result;
 }
 
+__device__ __forceinline__ float log2_fast(float x) {
+    float result;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+// Rounds two numbers to half precision; the first one is in the lower bits.
+__device__ __forceinline__ u32 packed(float low, float high) {
+    u32 result;
+    asm("cvt.rn." DTYPE "x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+    return result;
+}
+
+__device__ __forceinline__ void store_16_bytes(void* pointer, const u32 (&words)[4]) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3])
+                 : "memory");
+}
+
 __device__ __forceinline__ void add_to_memory(float* pointer, float value) {
     asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(pointer), "f"(value) : "memory");
 }
@@ -120,13 +150,14 @@ __device__ __forceinline__ void add_to_memory(float* pointer, float value) {
 #define OPERANDS_8(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
+#define OPERANDS_32(d) OPERANDS_8(d, 0), OPERANDS_8(d, 8), OPERANDS_8(d, 16), OPERANDS_8(d, 24)
 #define OPERANDS_64(d) \
-    OPERANDS_8(d, 0), OPERANDS_8(d, 8), OPERANDS_8(d, 16), OPERANDS_8(d, 24), OPERANDS_8(d, 32), OPERANDS_8(d, 40), \
-        OPERANDS_8(d, 48), OPERANDS_8(d, 56)
-// Stops the compiler from reading the accumulator before the wait, on which its registers do not depend otherwise.
-__device__ __forceinline__ void keep_after_wait(float (&accumulator)[64]) {
+    OPERANDS_32(d), OPERANDS_8(d, 32), OPERANDS_8(d, 40), OPERANDS_8(d, 48), OPERANDS_8(d, 56)
+// Stops the compiler from moving uses of an accumulator over a wait, on which its registers do not depend otherwise.
+template <int COUNT>
+__device__ __forceinline__ void keep_order(float (&accumulator)[COUNT]) {
 #pragma unroll
-    for (int i = 0; i < 64; i++) asm volatile("" : "+f"(accumulator[i])::"memory");
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(accumulator[i])::"memory");
 }
 
 #define REGISTERS_64 \
@@ -141,4 +172,28 @@ __device__ __forceinline__ void multiply_64x128(float (&accumulator)[64], u64 le
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." DTYPE "." DTYPE " " REGISTERS_64 ", %64, %65, %66, 1, 1, 0, 0;"
         : OPERANDS_64(accumulator)
         : "l"(left), "l"(right), "n"(ADD));
+}
+
+#define REGISTERS_32 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+    "%24, %25, %26, %27, %28, %29, %30, %31}"
+
+// accumulator [64, 128] += left [64, 16] · right [16, 128]; left in registers, right in `transposed_panels`.
+__device__ __forceinline__ void multiply_rows(
+    float (&accumulator)[64], const u32& a, const u32& b, const u32& c, const u32& d, u64 right) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." DTYPE "." DTYPE " " REGISTERS_64
+        ", {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+        : OPERANDS_64(accumulator)
+        : "r"(a), "r"(b), "r"(c), "r"(d), "l"(right));
+}
+
+// The same for 64 columns.
+__device__ __forceinline__ void multiply_rows(
+    float (&accumulator)[32], const u32& a, const u32& b, const u32& c, const u32& d, u64 right) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32." DTYPE "." DTYPE " " REGISTERS_32
+        ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+        : OPERANDS_32(accumulator)
+        : "r"(a), "r"(b), "r"(c), "r"(d), "l"(right));
 }

@@ -21,6 +21,9 @@ from clearhead.ops._custom_op import Results, custom_op
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.gpu import gpu_of, on_device_of_query
 from clearhead.ops.gradients import CellGradient, Gradients
+from clearhead.ops.hopper import forward as hopper_forward
+from clearhead.ops.hopper.driver import DriverError
+from clearhead.ops.hopper.support import remember_failure
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.tiled import attention as tiled_attention
 from clearhead.ops.tiled import backend as tiled
@@ -209,8 +212,14 @@ def _with_positive_scale(call: AttentionCall) -> tuple[AttentionCall, float]:
 def _forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
     forward, decode, *_ = _kernels()
     call, _ = _with_positive_scale(call)
-    few = call.query.shape[2] <= decode.MAX_DECODING_QUERIES and 0 not in call.shape and call.query.shape[3] > 0
-    return decode.decode(call) if few else forward.forward(call)
+    if call.query.shape[2] <= decode.MAX_DECODING_QUERIES and 0 not in call.shape and call.query.shape[3] > 0:
+        return decode.decode(call)
+    if not hopper_forward.unsupported_reasons(call):
+        try:
+            return hopper_forward.forward(call)
+        except DriverError as error:
+            remember_failure(error)
+    return forward.forward(call)
 
 
 @on_device_of_query

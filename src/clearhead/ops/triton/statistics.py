@@ -3,7 +3,7 @@
 For column sums, each program owns a block of keys. It adds weights cell by cell in registers and reduces them once at
 the end, which is the fastest way. Row sums and pooled bins are added to memory atomically along the way. If
 deterministic algorithms are enabled, a separate pass computes row sums in programs that own the rows. On Hopper GPUs,
-the kernel of `hopper.sweep` takes most calls instead.
+the kernel of `hopper.sweep` takes calls with column sums of large matrices instead.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.hopper.driver import DriverError
-from clearhead.ops.hopper.sweep import remember_failure, sweep, unsupported_reasons
+from clearhead.ops.hopper.support import remember_failure
+from clearhead.ops.hopper.sweep import sweep, unsupported_reasons
 from clearhead.ops.statistics import AttentionStatistics, PoolSpec, StatisticsRequest
 from clearhead.ops.triton.block_ranges import transpose_block_ranges
 from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision, next_power_of_2

@@ -1,4 +1,4 @@
-"""Random problems for the statistics kernel of Hopper GPUs, compared with float64 by the rule of `assert_matches`."""
+"""Random problems for the kernels for Hopper GPUs, compared with float64 by the rule of `assert_matches`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from clearhead.ops.arguments import build_call
-from clearhead.ops.hopper import sweep
+from clearhead.ops.hopper import forward, support, sweep
 from clearhead.ops.statistics import StatisticsRequest
 from clearhead.ops.triton.statistics import compute_statistics
 from support.random_checks import compare
@@ -19,13 +19,14 @@ LONGEST = 2000  # queries or keys
 
 
 def draw(seed: int) -> Problem:
-    """Draw a problem that the kernel supports."""
+    """Draw a problem that the kernels support."""
     choices = random.Random(seed)
-    family = Family.draw(choices)
+    family, width = Family.draw(choices), choices.choice(support.WIDTHS)
     family = replace(
         family,
-        dtype=choices.choice(list(sweep.DTYPES)),
-        key_dim=choices.choice(sweep.WIDTHS),
+        dtype=choices.choice(list(support.DTYPES)),
+        key_dim=width,
+        value_dim=width,
         masks=tuple(mask for mask in family.masks if mask != "dense"),
         bias="none",
         softcap=False,
@@ -34,7 +35,20 @@ def draw(seed: int) -> Problem:
     return Problem.draw(family, seed, "cuda", LONGEST)
 
 
-def check(problem: Problem) -> None:
+def check_output(problem: Problem) -> None:
+    """Compute output and log-sum-exp, and assert that they match."""
+    exact, single, naive = (problem.plain(dtype) for dtype in (torch.float64, torch.float32, problem.family.dtype))
+    call = build_call(*(tensor.detach() for tensor in problem.tensors), **problem.options)
+    assert forward.unsupported_reasons(call) == []
+    output, lse = forward.forward(call)
+    logs = _logarithms(problem)
+    compare("output", output, exact["output"], naive["output"], logs)
+    empty = exact["lse"] == -math.inf
+    assert torch.equal(lse == -math.inf, empty), "log-sum-exp: other rows are empty"
+    compare("log-sum-exp", lse[~empty], exact["lse"][~empty], single["lse"][~empty], logs, terms=1.0)
+
+
+def check_statistics(problem: Problem) -> None:
     """Compute column sums and, at random, row sums, and assert that they match."""
     exact, single = (problem.plain(dtype) for dtype in (torch.float64, torch.float32))
     call = build_call(*(tensor.detach() for tensor in problem.tensors), **problem.options)

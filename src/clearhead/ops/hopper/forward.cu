@@ -1,0 +1,418 @@
+// Output and log-sum-exp of masked attention.
+//
+// A thread block stays on its processor and processes one block of queries after another, WARP_GROUPS · 64 rows of one
+// head. One more warp group loads tiles of 128 keys and values through rings of buffers, and runs ahead into the next
+// block of queries. Each warp group starts two products together, the next scores and the last weights with their values,
+// and finds the maxima of the scores while the values are multiplied. The warp groups take turns, so that the tensor cores
+// multiply for one of them while another one exponentiates.
+//
+// Compile-time options: DTYPE ("bf16" or "f16"), HEAD_DIM (64 or 128), WARP_GROUPS and STAGES.
+
+#include "wgmma.cuh"
+
+constexpr int TILE_K = 128;
+constexpr int ROWS = 64;  // of a warp group
+constexpr int PANELS = HEAD_DIM / PANEL;
+constexpr int QUERY_BYTES = ROWS * HEAD_DIM * 2;
+constexpr int TILE_BYTES = TILE_K * HEAD_DIM * 2;
+constexpr int THREADS = (WARP_GROUPS + 1) * WARP_GROUP;
+constexpr int WARPS = WARP_GROUPS * WARP_GROUP / WARP;  // that compute
+constexpr int LOADER_REGISTERS = 24;
+constexpr int REGISTERS = WARP_GROUPS == 2 ? 240 : 160;
+constexpr int HEADS_IN_FLIGHT = 16;  // heads whose blocks run at the same time
+constexpr int ITEMS = 2;             // blocks of queries that are loaded at the same time
+constexpr int MAX_RANGES = 8;
+#define INFINITE __int_as_float(0x7F800000)
+
+struct Problem {
+    void* output;       // [batch, heads, q_len, HEAD_DIM]
+    float* lse;         // [batch, heads, q_len]
+    const int* ranges;  // key ranges, [range_count, 2, range_batches, q_len]; null: every query may attend to every key
+    const float* sinks;  // [heads], or null
+    int* next_item;      // counter of the blocks of queries that have started
+    float scale;         // times log2 e, positive
+    int heads, group, batches, q_len, kv_len, range_count, range_batches;
+};
+
+// Tiles [start, end) that some row of a block of queries may attend to, and the keys [full, partial) that all rows of
+// each warp group may attend to.
+struct Bounds {
+    int start, end, full[WARP_GROUPS], partial[WARP_GROUPS];
+};
+
+struct Item {
+    int index;  // of the block of queries; negative: there are no more
+    Bounds bounds[MAX_RANGES];
+};
+
+struct Block {
+    int first_row, head, batch;
+};
+
+// Blocks are ordered by bundles of heads. Within a bundle, the last queries of all heads come first: under a causal mask
+// they attend to most keys, and the longest work starts first.
+__device__ __forceinline__ Block block_of(const Problem& problem, int index) {
+    int blocks = (problem.q_len + WARP_GROUPS * ROWS - 1) / (WARP_GROUPS * ROWS);
+    int bundle = index / (blocks * HEADS_IN_FLIGHT);
+    int bundle_heads = min(problem.heads * problem.batches - bundle * HEADS_IN_FLIGHT, HEADS_IN_FLIGHT);
+    int rest = index - bundle * blocks * HEADS_IN_FLIGHT;
+    int head = bundle * HEADS_IN_FLIGHT + rest % bundle_heads;
+    return {(blocks - 1 - rest / bundle_heads) * WARP_GROUPS * ROWS, head % problem.heads, head / problem.heads};
+}
+
+struct Range {
+    int first, last;
+};
+
+// Returns the range of keys of a row; a row beyond the last has an empty range.
+__device__ __forceinline__ Range range_of(const Problem& problem, int range, int batch, int row) {
+    if (row >= problem.q_len) return {0, 0};
+    if (problem.ranges == nullptr) return {0, problem.kv_len};
+    long long side = (long long)problem.range_batches * problem.q_len;
+    const int* ends =
+        problem.ranges + 2 * range * side + (long long)(batch % problem.range_batches) * problem.q_len + row;
+    return {ends[0], ends[side]};
+}
+
+// Stores the bounds of a block of queries; all threads of a warp take part.
+__device__ __forceinline__ void store_bounds(
+    Bounds& bounds, const Problem& problem, int range, const Block& block, int lane) {
+    int start = problem.kv_len, end = 0;
+#pragma unroll 1
+    for (int i = 0; i < WARP_GROUPS; i++) {
+        int full = 0, partial = problem.kv_len;
+#pragma unroll
+        for (int j = 0; j < ROWS / WARP; j++) {
+            int row = block.first_row + i * ROWS + j * WARP + lane;
+            Range keys = range_of(problem, range, block.batch, row);
+            if (keys.first < keys.last) {
+                start = min(start, keys.first);
+                end = max(end, keys.last);
+            } else {
+                keys = {problem.kv_len, 0};
+            }
+            if (row < problem.q_len) {
+                full = max(full, keys.first);
+                partial = min(partial, keys.last);
+            }
+        }
+        full = __reduce_max_sync(0xFFFFFFFF, full);
+        partial = __reduce_min_sync(0xFFFFFFFF, partial);
+        if (lane == 0) {
+            bounds.full[i] = full;
+            bounds.partial[i] = partial;
+        }
+    }
+    start = __reduce_min_sync(0xFFFFFFFF, start);
+    end = __reduce_max_sync(0xFFFFFFFF, end);
+    if (lane == 0) {
+        bounds.start = start / TILE_K;
+        bounds.end = (end + TILE_K - 1) / TILE_K;
+    }
+}
+
+// Position in a ring of buffers.
+template <int SIZE>
+struct Ring {
+    int stage = 0, parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        stage = stage + 1 == SIZE ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+};
+
+// Barriers and buffers of a ring.
+struct Buffers {
+    u32 tiles, filled, released;
+
+    __device__ __forceinline__ void load(const TensorMap& map, Ring<STAGES>& ring, int tile, int head, int batch) {
+        u32 barrier = filled + 8 * ring.stage;
+        wait(released + 8 * ring.stage, ring.parity ^ 1);  // at first, the buffers are free
+        expect_bytes(barrier, TILE_BYTES);
+        for (int panel = 0; panel < PANELS; panel++)
+            load_box(tiles + ring.stage * TILE_BYTES + panel * TILE_K * 128, &map, barrier, panel * PANEL,
+                     tile * TILE_K, head, batch);
+        ring.advance();
+    }
+};
+
+// Running maximum of the products, and this thread's part of the sum of exponentials, of the thread's two rows.
+struct Softmax {
+    float maximum[2] = {-INFINITE, -INFINITE}, sum[2] = {};
+};
+
+// Replaces the products of a tile by weights relative to the running maximum. `rescale` receives the factors of
+// everything that was added up before. Keys count from the thread's first key.
+template <bool MASKED>
+__device__ __forceinline__ void exponentiate(
+    float (&products)[64], Softmax& softmax, float (&rescale)[2], float scale, const int (&first)[2],
+    const int (&last)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float maximum = softmax.maximum[i];
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float& product = products[4 * j + 2 * i + e];
+                if (MASKED) product = 8 * j + e >= first[i] && 8 * j + e < last[i] ? product : -INFINITE;
+                maximum = fmaxf(maximum, product);
+            }
+        maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFF, maximum, 1));
+        maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFF, maximum, 2));
+        // a row with no key yet has the maximum −∞; subtracting it would give nan
+        float pivot = maximum == -INFINITE ? 0.0f : maximum;
+        rescale[i] = exp2_fast((softmax.maximum[i] - pivot) * scale);  // exactly 1 if the maximum is the same
+        float shift = pivot * scale, sum = softmax.sum[i] * rescale[i];
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float& product = products[4 * j + 2 * i + e];
+                product = exp2_fast(fmaf(product, scale, -shift));
+                sum += product;
+            }
+        softmax.maximum[i] = maximum;
+        softmax.sum[i] = sum;
+    }
+}
+
+// Exchanges four words of each thread of a quad, so that thread i has the words i of all four threads, in order.
+__device__ __forceinline__ void transpose_quad(u32 (&words)[4], int lane) {
+    bool odd = lane & 1, upper = lane & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        u32 received = __shfl_xor_sync(0xFFFFFFFF, odd ? words[i] : words[i + 1], 1);
+        words[i] = odd ? received : words[i];
+        words[i + 1] = odd ? words[i + 1] : received;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 received = __shfl_xor_sync(0xFFFFFFFF, upper ? words[i] : words[i + 2], 2);
+        words[i] = upper ? received : words[i];
+        words[i + 2] = upper ? words[i + 2] : received;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    forward(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
+            const __grid_constant__ TensorMap value_map, const __grid_constant__ Problem problem) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    __shared__ Item items[ITEMS];
+    u32 queries = shared_address(memory);
+    u32 tiles = queries + ITEMS * WARP_GROUPS * QUERY_BYTES, barriers = tiles + 2 * STAGES * TILE_BYTES;
+    Buffers keys = {tiles, barriers, barriers + 8 * STAGES};
+    Buffers values = {keys.tiles + STAGES * TILE_BYTES, barriers + 16 * STAGES, barriers + 24 * STAGES};
+    u32 items_filled = barriers + 32 * STAGES, items_released = items_filled + 8 * ITEMS;
+    int warp_group = uniform(threadIdx.x / WARP_GROUP);
+    int thread = threadIdx.x % WARP_GROUP, lane = thread % WARP;
+    int range_count = problem.ranges == nullptr ? 1 : problem.range_count;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            init_barrier(keys.filled + 8 * i, 1);
+            init_barrier(keys.released + 8 * i, WARPS);
+            init_barrier(values.filled + 8 * i, 1);
+            init_barrier(values.released + 8 * i, WARPS);
+        }
+        for (int i = 0; i < ITEMS; i++) {
+            init_barrier(items_filled + 8 * i, 1);
+            init_barrier(items_released + 8 * i, WARPS);
+        }
+        fence_barriers();
+    }
+    __syncthreads();
+
+    if (warp_group == WARP_GROUPS) {
+        lower_registers<LOADER_REGISTERS>();
+        if (thread >= WARP) return;
+        int blocks = (problem.q_len + WARP_GROUPS * ROWS - 1) / (WARP_GROUPS * ROWS) * problem.heads * problem.batches;
+        Ring<STAGES> key_ring, value_ring;
+        for (Ring<ITEMS> item_ring;; item_ring.advance()) {
+            Item& item = items[item_ring.stage];
+            u32 item_filled = items_filled + 8 * item_ring.stage;
+            int index = lane == 0 ? atomicAdd(problem.next_item, 1) : 0;
+            index = __shfl_sync(0xFFFFFFFF, index, 0);
+            wait(items_released + 8 * item_ring.stage, item_ring.parity ^ 1);  // at first, the items are free
+            if (index >= blocks) {
+                if (lane == 0) {
+                    item.index = -1;
+                    arrive(item_filled);
+                }
+                return;
+            }
+            Block block = block_of(problem, index);
+            for (int range = 0; range < range_count; range++)
+                store_bounds(item.bounds[range], problem, range, block, lane);
+            if (lane == 0) {
+                item.index = index;
+                expect_bytes(item_filled, WARP_GROUPS * QUERY_BYTES);
+                for (int i = 0; i < WARP_GROUPS; i++)
+                    for (int panel = 0; panel < PANELS; panel++)
+                        load_box(queries + (item_ring.stage * WARP_GROUPS + i) * QUERY_BYTES + panel * ROWS * 128,
+                                 &query_map, item_filled, panel * PANEL, block.first_row + i * ROWS, block.head,
+                                 block.batch);
+                int head = block.head / problem.group, before = -1;
+                for (int range = 0; range < range_count; range++)
+                    for (int tile = item.bounds[range].start; tile < item.bounds[range].end; tile++) {
+                        keys.load(key_map, key_ring, tile, head, block.batch);
+                        if (before >= 0) values.load(value_map, value_ring, before, head, block.batch);
+                        before = tile;
+                    }
+                if (before >= 0) values.load(value_map, value_ring, before, head, block.batch);
+            }
+            __syncwarp();
+        }
+    }
+
+    raise_registers<REGISTERS>();
+    int thread_row = warp_group * ROWS + uniform(thread / WARP) * 16 + (lane >> 2);
+    // Warp group i waits for its turn at barrier i + 1, where its predecessor arrives.
+    int next_group = warp_group + 1 == WARP_GROUPS ? 0 : warp_group + 1;
+    if (next_group == 0) pass_turn<2 * WARP_GROUP>(1);
+    Ring<STAGES> key_ring, value_ring;
+
+    for (Ring<ITEMS> item_ring;; item_ring.advance()) {
+        const Item& item = items[item_ring.stage];
+        wait(items_filled + 8 * item_ring.stage, item_ring.parity);
+        u64 left = panel_descriptor(queries + (item_ring.stage * WARP_GROUPS + warp_group) * QUERY_BYTES);
+        int index = item.index;
+        if (index < 0) break;
+        Block block = block_of(problem, index);
+        float output[HEAD_DIM / 2] = {};
+        float products[64];
+        u32 weights[32];
+        Softmax softmax;
+        bool started = false;
+
+        auto multiply_keys = [&]() {
+            u64 right = panel_descriptor(keys.tiles + key_ring.stage * TILE_BYTES);
+            multiply_64x128<0>(products, left, right);
+#pragma unroll
+            for (int k = 1; k < HEAD_DIM / 16; k++)
+                multiply_64x128<1>(products, left + (k / 4 * ROWS * 128 + k % 4 * 32 >> 4),
+                                   right + (k / 4 * TILE_K * 128 + k % 4 * 32 >> 4));
+            commit_products();
+        };
+        auto multiply_values = [&]() {
+            u64 right = transposed_panels(values.tiles + value_ring.stage * TILE_BYTES, TILE_K * 128);
+#pragma unroll
+            for (int k = 0; k < TILE_K / 16; k++)
+                multiply_rows(output, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3],
+                              right + (k * 16 * 128 >> 4));
+            commit_products();
+        };
+        auto release = [&](u32 barriers, Ring<STAGES>& ring) {
+            if (lane == 0) arrive(barriers + 8 * ring.stage);
+            ring.advance();
+        };
+        auto convert = [&]() {
+#pragma unroll
+            for (int i = 0; i < 32; i++) weights[i] = packed(products[2 * i], products[2 * i + 1]);
+        };
+
+        for (int range = 0; range < range_count; range++) {
+            int start = item.bounds[range].start, end = item.bounds[range].end;
+            int full = item.bounds[range].full[warp_group], partial = item.bounds[range].partial[warp_group];
+            if (start >= end) continue;
+            Range ends[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                ends[i] = range_of(problem, range, block.batch, block.first_row + thread_row + 8 * i);
+
+            auto step = [&](auto masked, int tile) {
+                int column = tile * TILE_K + 2 * (lane & 3);
+                int first[2] = {ends[0].first - column, ends[1].first - column};
+                int last[2] = {ends[0].last - column, ends[1].last - column};
+                float rescale[2];
+                wait(keys.filled + 8 * key_ring.stage, key_ring.parity);
+                take_turn<2 * WARP_GROUP>(warp_group + 1);
+                start_products();
+                multiply_keys();
+                wait(values.filled + 8 * value_ring.stage, value_ring.parity);
+                multiply_values();
+                pass_turn<2 * WARP_GROUP>(next_group + 1);
+                wait_for_products<1>();
+                keep_order(products);
+                release(keys.released, key_ring);
+                exponentiate<masked.VALUE>(products, softmax, rescale, problem.scale, first, last);
+                wait_for_products<0>();
+                keep_order(output);
+                release(values.released, value_ring);
+#pragma unroll
+                for (int i = 0; i < HEAD_DIM / 2; i++) output[i] *= rescale[i / 2 % 2];
+                convert();
+            };
+
+            for (int tile = start; tile < end; tile++) {
+                if (!started) {
+                    int column = tile * TILE_K + 2 * (lane & 3);
+                    int first[2] = {ends[0].first - column, ends[1].first - column};
+                    int last[2] = {ends[0].last - column, ends[1].last - column};
+                    float rescale[2];
+                    wait(keys.filled + 8 * key_ring.stage, key_ring.parity);
+                    take_turn<2 * WARP_GROUP>(warp_group + 1);
+                    start_products();
+                    multiply_keys();
+                    pass_turn<2 * WARP_GROUP>(next_group + 1);
+                    wait_for_products<0>();
+                    keep_order(products);
+                    release(keys.released, key_ring);
+                    exponentiate<true>(products, softmax, rescale, problem.scale, first, last);
+                    convert();
+                    started = true;
+                } else if (tile * TILE_K < full || tile * TILE_K + TILE_K > partial) {
+                    step(Constant<true>(), tile);
+                } else {
+                    step(Constant<false>(), tile);
+                }
+            }
+        }
+        __syncwarp();  // all threads have read the item
+        if (lane == 0) arrive(items_released + 8 * item_ring.stage);
+        if (started) {
+            wait(values.filled + 8 * value_ring.stage, value_ring.parity);
+            start_products();
+            multiply_values();
+            wait_for_products<0>();
+            keep_order(output);
+            release(values.released, value_ring);
+        }
+
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float sum = softmax.sum[i], maximum = softmax.maximum[i] * problem.scale, factor = 1.0f;
+            sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
+            sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
+            if (problem.sinks != nullptr) {
+                // a sink is one more key without a value
+                float sink = problem.sinks[block.head] * (1.0f / LN_2), pivot = fmaxf(maximum, sink);
+                if (pivot > -INFINITE) {
+                    factor = exp2_fast(maximum - pivot);
+                    sum = sum * factor + exp2_fast(sink - pivot);
+                    maximum = pivot;
+                }
+            }
+            bool some = sum != 0.0f;  // also if it is NaN
+            factor = some ? factor / sum : 1.0f;
+            int row = block.first_row + thread_row + 8 * i;
+            long long place = ((long long)block.batch * problem.heads + block.head) * problem.q_len + row;
+            if (row < problem.q_len && (lane & 3) == 0)
+                problem.lse[place] = some ? (maximum + log2_fast(sum)) * LN_2 : -INFINITE;
+#pragma unroll
+            for (int j = 0; j < HEAD_DIM / 32; j++) {
+                u32 words[4];
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    int cell = 4 * (4 * j + k) + 2 * i;
+                    words[k] = packed(output[cell] * factor, output[cell + 1] * factor);
+                }
+                transpose_quad(words, lane);
+                if (row < problem.q_len)
+                    store_16_bytes((char*)problem.output + place * HEAD_DIM * 2 + (4 * j + (lane & 3)) * 16, words);
+            }
+        }
+    }
+    if (warp_group == 0) take_turn<2 * WARP_GROUP>(1);  // no arrival may be left over
+}
