@@ -40,6 +40,14 @@ class TileChoice:
 
 
 @dataclass(frozen=True)
+class SweepKernel:
+    """Statistics kernel for Hopper GPUs, and why it does not run on this machine."""
+
+    available: bool
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
 class Extra:
     """An optional extra of clearhead, and those of its packages that are missing."""
 
@@ -55,6 +63,7 @@ class Diagnosis:
     devices: list[str]
     cases: list[BackendCase]
     tiles: list[TileChoice]
+    sweep: SweepKernel
     extras: dict[str, Extra]
 
 
@@ -65,6 +74,7 @@ def diagnose() -> Diagnosis:
         _devices(),
         [case for device in _device_names() for case in _examine(device)],
         [choice for name, call in _wide_calls().items() for choice in tile_choices(name, call)],
+        sweep_kernel(_long_call(_device_names()[-1])),
         {name: Extra(not missing_packages(name), missing_packages(name)) for name in EXTRAS},
     )
 
@@ -95,6 +105,22 @@ def tile_choices(name: str, call: AttentionCall) -> list[TileChoice]:
         for problem in problems
         if problem.kernel != "backward_bias" or call.tensor_bias is not None
     ]
+
+
+def sweep_kernel(call: AttentionCall) -> SweepKernel:
+    """Return whether the kernel in CUDA C++ computes the statistics of a call, and why it does not."""
+    reasons = list(map(str, dispatch.BACKENDS["triton"].unsupported_reasons(call, "statistics")))
+    if not reasons:
+        from clearhead.ops.hopper.sweep import unsupported_reasons  # imports triton
+
+        reasons = unsupported_reasons(call)
+    return SweepKernel(not reasons, reasons)
+
+
+def _long_call(device: str) -> AttentionCall:
+    """Return a call with a matrix large enough for the kernel in CUDA C++ (one head of 64, 32,768 tokens)."""
+    x = torch.empty((1, 1, 32_768, 64), dtype=torch.bfloat16, device=device)
+    return build_call(x, x, x)
 
 
 def _wide_calls() -> dict[str, AttentionCall]:
