@@ -3,7 +3,6 @@
 import torch
 
 from clearhead import Causal, attention
-from clearhead._utils.color_scales import labeled_shades
 
 tokens = ["fast", "kernels", "throw", "the", "attention", "matrix", "away", "and", "clearhead", "keeps", "it"]
 torch.manual_seed(0)
@@ -11,7 +10,9 @@ query, key, value = (torch.randn(1, 2, len(tokens), 4) for _ in range(3))
 output, weights = attention(query, 2 * key, value, mask=Causal(), return_weights=True)
 
 print(f"\n{weights}\n\nHead 1, queries down, keys across:")
-print(labeled_shades(weights[0, 0].numpy(), tokens))
+for token, row in zip(tokens, weights[0, 0], strict=True):
+    levels = torch.ceil(4 * row / row.max()).int()  # the largest weight of a row is darkest
+    print(f"{token:>9} {''.join(2 * ' ░▒▓█'[level] for level in levels.tolist())}")
 statistics = weights.observe(entropy=True, received=True, top=1)
 most, top_key = int(statistics.received[0, 0].argmax()), int(statistics.top.keys[0, 0, -1, 0])
 received = statistics.received[0, 0, most]

@@ -48,6 +48,7 @@ def test_packages_list_their_public_names(name):
     assert package.__doc__
     assert package.__all__
     assert all(hasattr(package, public) for public in package.__all__)
+    assert set(package.__all__) <= set(dir(package))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())

@@ -332,7 +332,7 @@ Q, K = torch.randn(QUERIES, BATCH, 6), torch.randn(KEYS, BATCH, 6)
         (lambda: OURS(Q[None], K, K), ValueError, "query has 4 axes; expected 3, or 2 for a single sequence"),
         (lambda: OURS(Q, K[0], K), ValueError, "key has 2 axes, but query has 3; expected the same"),
         (lambda: OURS(Q[..., :5], K, K), ValueError, "query has shape (5, 3, 5); expected 6 columns"),
-        (lambda: OURS(Q, K, K[:4]), ValueError, "key has shape (7, 3, 6) and value (4, 3, 6); lengths must be equal"),
+        (lambda: OURS(Q, K, K[:4]), ValueError, "key has shape (7, 3, 6) and value (4, 3, 6); expected equal lengths"),
         (lambda: OURS(Q, K[:, :2], K[:, :2]), ValueError, "query has batch 3 and key 2; expected the same"),
         (
             lambda: OURS(Q, K, K, attn_mask=torch.ones(5, 6) > 0),

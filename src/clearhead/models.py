@@ -135,8 +135,8 @@ def record(
 ) -> Recording:
     """Run a model on a text, token ids, a picture or a sound, and record its attention.
 
-    Queries, keys and log-sum-exp of every layer are recorded. With a picture or a sound, `Tokens.regions` tell which
-    tokens are patches or frames, and `Recording.media` contains the picture or the envelope of the sound.
+    Queries, keys and log-sum-exp of every layer are recorded. With a picture or a sound, `Tokens.regions` are
+    the tokens that are patches or frames, and `Recording.media` contains the picture or the envelope of the sound.
 
     Args:
         model: a model from `load`, a name that `load` accepts, or a transformers model (pass its `tokenizer` too).

@@ -199,7 +199,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             if tensor.shape[-1] != width:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {width} columns")
         if key.shape[:-1] != value.shape[:-1]:
-            raise ValueError(f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; lengths must be equal")
+            raise ValueError(f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; expected equal lengths")
         batch_axis = 0 if self.batch_first else 1
         if query.ndim == 3 and key.shape[batch_axis] != query.shape[batch_axis]:
             batches = query.shape[batch_axis], key.shape[batch_axis]

@@ -56,6 +56,12 @@ def test_stats_of_a_recording_equal_those_of_its_model(kept):
     assert set(some["heads"]["layer"]) == {3}
 
 
+@pytest.mark.parametrize("command", ["stats", "roles"])
+def test_default_model_is_the_bundled_one(command):
+    default = run(command, TEXT, "--json")
+    assert default.stdout == run(command, TEXT, "--model", "en-ja", "--json").stdout
+
+
 def test_roles_of_a_recording_cover_all_heads(kept, tmp_path):
     run("roles", kept, "--output", tmp_path / "roles.json")
     assert len(Roles.from_json((tmp_path / "roles.json").read_text()).heads) == 96
@@ -91,10 +97,7 @@ def test_recordings_do_not_require_transformers(kept, monkeypatch, tmp_path):
         (("stats", "none.safetensors"), "none.safetensors: there is no such file"),
         (("stats", "{kept}", "--layers", "9"), "--layers is '9', but the layers are 0 to 3"),
         (("roles", "{kept}", "--treebank", "{treebank}"), "sentences is not empty, but model is a recording"),
-        (
-            ("stats", TEXT),
-            "--model is missing; expected a model to run, or a recording (.safetensors) in place of TEXT",
-        ),
+        (("stats", TEXT, "--image", "x.png"), "--image is given with en-ja; expected --model with a model that reads"),
         (("roles", "{cut}"), "cut.safetensors: not a complete safetensors file"),
     ],
 )

@@ -135,7 +135,7 @@ class TestTraining:
             ("broken.toml: ", "--config", "broken.toml"),
             ("deep.toml: nested too deeply", "--config", "deep.toml"),
             ("none.toml: there is no such file", "--config", "none.toml"),
-            ("--valid was given without --data", "--valid", "copies.tsv"),
+            ("--valid is given without --data", "--valid", "copies.tsv"),
             ("cannot be combined with --resume", "--resume", "--config", "tiny.toml"),
             ("cannot be combined with --resume", "--resume", "--steps", "3"),
             ("cannot be combined with --resume, which continues the film", "--resume", "--film"),
@@ -270,8 +270,8 @@ class TestTranslating:
         (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
         (tmp_path / "in.txt").write_text(BOOK)
         for message, *arguments in (
-            ("expected exactly one of TEXT and --file",),
-            ("expected exactly one of TEXT and --file", BOOK, "--file", tmp_path / "in.txt"),
+            ("TEXT is missing; expected a sentence to translate, or --file",),
+            ("TEXT and --file are both given; expected one of them", BOOK, "--file", tmp_path / "in.txt"),
             ("nowhere: there is no such folder", BOOK, "--model", "nowhere"),
             ("contains no run", BOOK, "--model", tmp_path),
             ("none.txt", "--file", tmp_path / "none.txt"),

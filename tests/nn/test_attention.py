@@ -250,7 +250,7 @@ X = torch.randn(2, 5, 30)
         (lambda: MultiHeadAttention(30, 7), ValueError, "d_model 30 is not divisible by 7 heads; change one of them"),
         (lambda: MultiHeadAttention(0, 7), ValueError, "d_model is 0; expected a whole number of at least 1"),
         (lambda: MultiHeadAttention(30, 2.0), TypeError, "heads is 2.0; expected a whole number"),
-        (lambda: MultiHeadAttention(30, 6, kv_heads=4), ValueError, "kv_heads is 4, which does not divide the 6 heads"),
+        (lambda: MultiHeadAttention(30, 6, kv_heads=4), ValueError, "kv_heads is 4; expected a divisor of the 6 heads"),
         (lambda: MultiHeadAttention(30, 6, key_dim=0), ValueError, "key_dim is 0; expected a whole number"),
         (
             lambda: MultiHeadAttention(30, 6, rope=True),
@@ -294,9 +294,9 @@ X = torch.randn(2, 5, 30)
         (
             lambda: MultiHeadAttention(30, 6, key_dim=4, rope=True)(X, X),
             ValueError,
-            "memory was given to a layer with rope",
+            "memory is given to a layer with rope; expected None",
         ),
-        (lambda: LAYER(X, positions=torch.arange(5)), ValueError, "positions was given, but only rope uses it"),
+        (lambda: LAYER(X, positions=torch.arange(5)), ValueError, "positions is given to a layer without rope"),
         (
             lambda: MultiHeadAttention(30, 6, key_dim=4, rope=True)(X, positions=torch.arange(4)),
             ValueError,

@@ -29,9 +29,6 @@ class Batch:
     starts: list[int]  # first row of each request in `query`
     cases: list[Case]  # expected results of each request
 
-    def rows_of(self, request: int) -> slice:
-        return slice(self.starts[request], self.starts[request] + self.cases[request].shape[2])
-
 
 def served_layer(heads: int = 6, kv_heads: int = 2, **options) -> ServedLayer:
     return ServedLayer(0, "layers.0", heads, kv_heads, scale=0.37, **options)

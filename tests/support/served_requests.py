@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from clearhead.functional import lazy_weights
@@ -92,7 +90,3 @@ def small_request(name: str) -> FinishedRequest:
     """Return a request without a recording whose tensors are zeros, which is cheap to create."""
     statistics = {"entropy": torch.zeros(1, 2, 3), "sink": torch.zeros(1, 2, 3)}
     return FinishedRequest(name, [5, 6, 7], 2, 0, (0,), None, statistics)
-
-
-def without_recording(finished: FinishedRequest) -> FinishedRequest:
-    return replace(finished, recording=())

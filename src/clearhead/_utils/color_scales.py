@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -27,12 +26,6 @@ def signed_shades(values: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, "
     sizes = np.abs(matrix[np.isfinite(matrix)])
     largest = sizes.max(initial=0.0)
     return np.where(np.isfinite(matrix), matrix, np.nan) / (largest if largest > 0 else 1.0)
-
-
-def labeled_shades(weights: Float[np.ndarray, "rows cols"], rows: Sequence[str]) -> str:
-    """Return `text_shades` as one string, with a token before each row."""
-    width = max((len(token) for token in rows), default=0)
-    return "\n".join(f"{token:>{width}} {line}" for token, line in zip(rows, text_shades(weights), strict=True))
 
 
 def weight_floor(keys: int) -> float:

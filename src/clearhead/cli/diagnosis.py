@@ -14,6 +14,7 @@ from clearhead.ops import dispatch
 from clearhead.ops.arguments import build_call
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.gpu import shared_memory_of
+from clearhead.ops.hopper import support
 from clearhead.ops.masks import Causal, Dense, Padding, Window
 
 REPORTED_PACKAGES = ("clearhead", "torch", "triton", "numpy", "safetensors", "jaxtyping")
@@ -40,6 +41,14 @@ class TileChoice:
 
 
 @dataclass(frozen=True)
+class HopperKernels:
+    """Availability of the kernels for Hopper GPUs on this machine."""
+
+    available: bool
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
 class Extra:
     """An optional extra of clearhead, and those of its packages that are missing."""
 
@@ -55,6 +64,7 @@ class Diagnosis:
     devices: list[str]
     cases: list[BackendCase]
     tiles: list[TileChoice]
+    hopper: HopperKernels
     extras: dict[str, Extra]
 
 
@@ -65,6 +75,7 @@ def diagnose() -> Diagnosis:
         _devices(),
         [case for device in _device_names() for case in _examine(device)],
         [choice for name, call in _wide_calls().items() for choice in tile_choices(name, call)],
+        hopper_kernels(_example_calls(_device_names()[-1])["plain"]),
         {name: Extra(not missing_packages(name), missing_packages(name)) for name in EXTRAS},
     )
 
@@ -95,6 +106,13 @@ def tile_choices(name: str, call: AttentionCall) -> list[TileChoice]:
         for problem in problems
         if problem.kernel != "backward_bias" or call.tensor_bias is not None
     ]
+
+
+def hopper_kernels(call: AttentionCall) -> HopperKernels:
+    """Return whether the kernels in CUDA C++ take calls like this one, if it is long, and why they do not."""
+    reasons = list(map(str, dispatch.BACKENDS["triton"].unsupported_reasons(call, "statistics")))
+    reasons = reasons or support.unsupported_reasons(call, min_cells=0)
+    return HopperKernels(not reasons, reasons)
 
 
 def _wide_calls() -> dict[str, AttentionCall]:

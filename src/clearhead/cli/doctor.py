@@ -16,8 +16,8 @@ from clearhead.cli.options import JsonOption
 def doctor(as_json: JsonOption = False) -> None:
     """Show versions, devices, and the attention calls that each backend supports on this machine.
 
-    On a GPU, also show the tiles of the Triton kernels. A tile is smaller than the preferred one if that would not fit
-    into shared memory.
+    One line shows whether the kernels for Hopper GPUs are available. On a GPU, also show the tiles of the
+    Triton kernels. A tile is smaller than the preferred one if that would not fit into shared memory.
     """
     from clearhead.cli.diagnosis import diagnose
 
@@ -29,6 +29,9 @@ def doctor(as_json: JsonOption = False) -> None:
     console.print(Text("  ").join(Text(name, "bold") + f" {version}" for name, version in diagnosis.versions.items()))
     for device in diagnosis.devices:
         console.print(device)
+    hopper = diagnosis.hopper
+    state = "available" if hopper.available else f"not available: {'; '.join(hopper.reasons)}"
+    console.print(Text(f"kernels for Hopper GPUs (CUDA C++): {state}"))
     for name, extra in diagnosis.extras.items():
         missing = f"missing {', '.join(extra.missing)}: pip install 'clearhead[{name}]'"
         console.print(Text(f"extra {name}: {'installed' if extra.installed else missing}"))

@@ -91,7 +91,7 @@ def mark(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
 ) -> None:
-    """Mark answers with points for each step. Errors that are carried on cost nothing.
+    """Mark answers with points for each step. Numbers that follow from an earlier error cost nothing.
 
     Exit code: 0 if all answers get full credit, 1 if some do not, 2 if a file cannot be read. A folder is marked
     completely, even if some of its files cannot be read.
@@ -123,7 +123,7 @@ def _format_of(output: Path | None, suffixes: dict[str, Format]) -> Format | Non
 def _read_points(text: str | None) -> dict[str, float]:
     """Read points such as weights=6,output=4."""
     points = {}
-    for entry in (text or "").split(",") if text else []:
+    for entry in text.split(",") if text else ():
         name, _, value = entry.partition("=")
         try:
             points[name.strip()] = float(value)

@@ -195,22 +195,22 @@ def check_recording_alone(path: str, files: list[Path] | None, model: str | None
 def load_source(
     text: str | None, files: list[Path] | None, model: str | None, options: InputOptions, *, head: bool = False
 ) -> tuple[RecordableModel | Recording, list[str]]:
-    """Return a model and the texts to run it on, or a recording and no texts. `head` is that of `models.load`."""
+    """Return a model (default: the bundled one) and the texts to run it on, or a recording and no texts.
+
+    `head` is that of `models.load`.
+    """
     if model is not None and options.records(model):
         return record_input(model, options, text=text, files=files), []
-    check_no_media(options, text if is_recording(text) else None)
+    check_no_media(options, text if is_recording(text) else BUNDLED if model is None else None)
     if text is not None and is_recording(text):
         from clearhead.recording.recording import Recording
 
         check_recording_alone(text, files, model)
         return Recording.load(text, device=usable_device(options.device)), []
-    if model is None:
-        raise ValueError(
-            f"--model is missing; expected a model to run, or a recording ({RECORDING_SUFFIX}) in place of TEXT"
-        )
     texts = texts_to_read(text, files)
+    name = BUNDLED if model is None else model
     with stage_progress() as report:
-        return load_model(model, options.device, options.dtype, options.download, head=head, progress=report), texts
+        return load_model(name, options.device, options.dtype, options.download, head=head, progress=report), texts
 
 
 def source_name(source: RecordableModel | Recording) -> str:

@@ -62,7 +62,7 @@ class AnalysisOptions:
         typer.Option(
             "--model",
             help="Folder or hub id of a Hugging Face model (--image or --audio if it reads pictures or sound), .gguf"
-            " file, folder of a training run, en-ja (the bundled translator), timm:NAME with --image, or"
+            " file, folder of a training run, en-ja (the bundled translator, the default), timm:NAME with --image, or"
             " package.module:function, a function that returns a torch module and its inputs. The last imports that"
             " module and runs its code.",
         ),

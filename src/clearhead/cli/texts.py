@@ -27,7 +27,7 @@ MAX_DRAFTS = 99
 
 
 def read_example(example: str, draft_path: Path | None = None) -> Example:
-    """Load an example. Questions about a text are asked on a terminal, and else printed with the assumption made."""
+    """Load an example. Ask questions about a text on a terminal; otherwise print them with the assumption made."""
     from clearhead.explain import BUILT_IN, load, load_draft
     from clearhead.explain.toml_format import TEXT_SUFFIXES
 

@@ -117,8 +117,10 @@ def translate(
     """Translate a sentence, or files line by line."""
     from clearhead.translation import Translator
 
-    if (text is None) == (not file):
-        raise ValueError("expected exactly one of TEXT and --file")
+    if text is None and not file:
+        raise ValueError("TEXT is missing; expected a sentence to translate, or --file")
+    if text is not None and file:
+        raise ValueError("TEXT and --file are both given; expected one of them")
     if show and output is not None:
         raise ValueError("--output cannot be combined with --show, which prints to the terminal")
     lines = [text] if text is not None else [line for path in file or () for line in _read_lines(path)]
@@ -164,7 +166,9 @@ def _read_data(run: RunDirectory, data: list[str], valid: list[str], config: Con
     from clearhead.translation import from_files, from_grammar
 
     if valid and not data:
-        raise ValueError("--valid was given without --data; the built-in grammar has its own validation set")
+        raise ValueError(
+            "--valid is given without --data; expected both, because the built-in grammar has its own validation set"
+        )
     if not data:
         return from_grammar(config)
     return from_files(data, valid, config, run.vocabulary() if resume else None)

@@ -17,6 +17,7 @@ from clearhead._utils.bounded_reads import read_text
 from clearhead._utils.files import resolve_target
 from clearhead._utils.text import printable
 from clearhead.cli.inputs import (
+    BUNDLED,
     RECORDING_SUFFIX,
     InputOptions,
     check_no_media,
@@ -149,7 +150,7 @@ def _source(text: str | None, files: list[Path] | None, model: str | None) -> tu
     if model is not None and has_input(model) and (text is not None or files):
         raise ValueError(f"TEXT or --file is given, but --model is {model}, which runs on another input")
     texts = texts_to_read(text, files) if text is not None or files else None
-    return "en-ja" if model is None else model, texts
+    return BUNDLED if model is None else model, texts
 
 
 def _write_report(

@@ -246,7 +246,7 @@ class _Auditor:
 
 
 def computed_count(claim: Claim, matrices: list[Tensor]) -> tuple[int, str]:
-    """Return the number of rows; for scores and weights of all heads, the number of matrices. Also say what it is."""
+    """Return the number of rows or, for scores and weights of all heads, of matrices; and a description of it."""
     if claim.step in SCORE_STEPS and claim.head is None:
         return len(matrices), "one matrix for each head, with a row for each token"
     what = "one row for each input column" if claim.step in LEARNED_MATRICES else "one row for each token"

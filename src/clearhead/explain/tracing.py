@@ -70,7 +70,7 @@ def trace_parts(
     source = x if memory is None else memory
     names = _row_names("tokens", tokens, x.shape[0])
     if memory is None and memory_tokens is not None:
-        raise ValueError("memory_tokens was given without memory")
+        raise ValueError("memory_tokens is given without memory; expected memory, the text of keys and values")
     memory_names = names if memory is None else _row_names("memory_tokens", memory_tokens, source.shape[0])
     given = {} if given is None else dict(given)
     with torch.no_grad():

@@ -53,7 +53,9 @@ def check_inputs(x: Tensor, memory: Tensor | None, *, d_model: int, kv_input_dim
     if memory.shape[0] != x.shape[0]:
         raise ValueError(f"memory has batch {memory.shape[0]}, but x has {x.shape[0]}; expected the same")
     if has_rope:
-        raise ValueError("memory was given to a layer with rope; rope encodes the positions of one text, x")
+        raise ValueError(
+            "memory is given to a layer with rope; expected None, because rope encodes positions of one text, x"
+        )
 
 
 def check_cache(cache: KVCache | None, x: Tensor, memory: Tensor | None) -> None:
@@ -71,7 +73,7 @@ def check_positions(positions: Tensor | None, x: Tensor, *, has_rope: bool) -> N
     if positions is None:
         return
     if not has_rope:
-        raise ValueError("positions was given, but only rope uses it, and this layer has no rope")
+        raise ValueError("positions is given to a layer without rope; expected None, because only rope uses it")
     expected = f"an int64 or int32 tensor ({x.shape[1]},) or {tuple(x.shape[:2])}"
     positions = check_dense_tensor("positions", positions, expected)
     has_int_dtype = positions.dtype in (torch.int64, torch.int32)

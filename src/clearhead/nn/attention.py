@@ -97,7 +97,7 @@ class MultiHeadAttention(nn.Module):
         self.d_model, self.heads = check_int("d_model", d_model), check_int("heads", heads)
         self.kv_heads = self.heads if kv_heads is None else check_int("kv_heads", kv_heads)
         if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads is {kv_heads}, which does not divide the {heads} heads into equal groups")
+            raise ValueError(f"kv_heads is {kv_heads}; expected a divisor of the {heads} heads")
         if key_dim is None and self.d_model % self.heads:
             raise ValueError(
                 f"d_model {d_model} is not divisible by {heads} heads; change one of them, or pass key_dim"

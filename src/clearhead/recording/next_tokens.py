@@ -150,10 +150,6 @@ class TopTokens:
         )
         return cls(probabilities, ids, tuple(position for part in parts for position in part.positions))
 
-    def best(self, position: int) -> int | None:
-        """Return the id of the most probable token at a position; None if nothing is predicted there."""
-        return int(self.ids[self.positions.index(position), 0]) if position in self.positions else None
-
     def named(self, text_of: Callable[[int], str]) -> NextTokens | None:
         """Return the tokens with their texts; None if the logits were not finite."""
         if not bool(self.probabilities.isfinite().all()):

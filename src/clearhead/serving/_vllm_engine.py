@@ -256,7 +256,7 @@ def _is_resumed(request: Any) -> bool:
 
 
 def _client_id(request_id: str) -> str:
-    """Return the id that the client knows, without the random characters that vLLM appends."""
+    """Return the id that the client uses, without the random characters that vLLM appends."""
     if os.environ.get("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "0") not in ("", "0"):
         return request_id
     return request_id[:-RANDOM_SUFFIX] if len(request_id) > RANDOM_SUFFIX else request_id

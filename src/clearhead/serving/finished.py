@@ -52,7 +52,7 @@ class FinishedRequest:
         spans: spans of tokens by name, in the order of `mass`.
         recording: layers of the recording; empty without one.
         dropped: reason why a recording that was asked for is missing; None otherwise.
-        client_id: id of the request as its client knows it, which may repeat. Default: `id`.
+        client_id: id of the request that its client uses, which may repeat. Default: `id`.
         unread: last token that the model wrote, which it never read; None if it is unknown.
     """
 
@@ -71,7 +71,7 @@ class FinishedRequest:
 
     @property
     def request(self) -> str:
-        """Id of the request as its client knows it."""
+        """Id of the request that its client uses."""
         return str(self.id if self.client_id is None else self.client_id)
 
     @property

@@ -31,7 +31,7 @@ class RequestState:
 
     Attributes:
         id: id of the request in the engine.
-        client_id: id of the request as its client knows it.
+        client_id: id of the request that its client uses.
         prompt_ids: tokens of the prompt.
         first_row: position of the first observed query; None before the first step.
         next_row: position after the last observed query.

@@ -167,7 +167,7 @@ class SeenRequest:
 class SeenRequests(Mapping[str, SeenRequest]):
     """Requests whose statistics are in an output folder, in the order in which they finished.
 
-    A request is found by the id that its client knows, or by its unique id in the engine. The folder may grow: each
+    A request is found by the id that its client uses, or by its unique id in the engine. The folder may grow: each
     access reads what it contains now.
 
     Args:

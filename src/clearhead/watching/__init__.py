@@ -1,9 +1,9 @@
 """Watching any model and intervening in it.
 
 `watch` observes the attention of a model while it runs, and `AttentionLog` while it trains. `ablate`, `patch` and `cut`
-change it, and `patching` measures the effect of each head. `heads` returns the matrices of every head, `composition`
-compares the circuits of two heads, `direct_logits` is the contribution of every head to a logit, and `word_maps` shows
-the words of a diffusion model on its picture.
+change it, and `patching` measures the effect of each head. `heads` returns the matrices of every head, and
+`composition` compares the circuits of two heads. `direct_logits` returns the contribution of every head to a logit.
+`word_maps` shows the words of a diffusion model on its picture.
 """
 
 from clearhead.watching.ablation import ablate

@@ -28,7 +28,7 @@ class Head:
     and the scale of the scores are not part of the matrices.
 
     Attributes:
-        stack: stack of the head, such as "decoder"; "" if the library of the model does not tell it.
+        stack: stack of the head, such as "decoder"; "" if it is unknown.
         layer: index of the attention module in its stack.
         index: index of the head in its layer.
         module: name of the attention module.

@@ -90,7 +90,7 @@ class KeptWeights:
     """Lazy matrix, or the arguments from which it is computed on first use.
 
     Attributes:
-        marks: first number of each key, which tells whether another call has the same keys; None if unknown.
+        marks: first number of each key, to compare the keys of two calls; None if unknown.
         first_row: index of the first query in the call, if some queries were chosen.
     """
 

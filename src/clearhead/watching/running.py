@@ -220,7 +220,7 @@ def is_capturing() -> bool:
 
 
 def is_compiling(name: str) -> bool:
-    """Return whether the call of a function is traced into a compiled graph, and tell the observers if it is.
+    """Return whether the call of a function is traced into a compiled graph, and notify the observers if it is.
 
     Calls in a graph are not visible when it runs. A graph that was traced before the last observer became active is
     traced again, so that every observer is told.

@@ -183,7 +183,7 @@ class Seen(Mapping[str, Watched]):
         return list(self._ran)
 
     def is_known(self, watched: Watched) -> bool:
-        """Return whether the library of the model tells the stack of a module."""
+        """Return whether the stack of a module is known from the library of the model."""
         return watched.name in self._addresses
 
     def check_numbering(self) -> None:
@@ -228,8 +228,8 @@ class Seen(Mapping[str, Watched]):
     def address(self, watched: Watched) -> Address:
         """Return the stack of a module, and its index in the stack.
 
-        The stack is "encoder", "decoder" or "cross" if the library of the model tells it. Otherwise it is the name of
-        the module without the indices of layers.
+        The stack is "encoder", "decoder" or "cross" if it is known from the library of the model. Otherwise it is
+        the name of the module without the indices of layers.
         """
         return self._address_of(watched.name)
 

@@ -13,7 +13,6 @@ from clearhead.watching.model_adapters import KnownModule
 
 # (layer, head), (name of a module, head), or (stack, layer, head)
 HeadSelector = tuple[int | str, int] | tuple[str, int, int]
-LayerSelector = int | str | tuple[str, int]  # layer, name of a module, or (stack, layer)
 
 
 @dataclass(frozen=True)

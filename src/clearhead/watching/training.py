@@ -44,8 +44,8 @@ class AttentionLog:
                                        "sink": [0.3, 0.2], "peak": [9.7, 8.2]}, …}}
 
     - `modules` has the values of each head, by the name of its module, in order of first execution.
-    - `entropy` is the mean entropy of a query's weights in nats, `distance` the mean distance between a query and the
-      keys it attends to, `sink` the mean attention on the first key, and `peak` the largest score before the softmax.
+    - `entropy` is the mean entropy of a query's weights in nats. `distance` is the mean distance between a query and
+      its keys, weighted by attention. `sink` is the mean attention on the first key, and `peak` the largest score.
     - Means are over the queries of all forward passes in the block that are not padding; `queries` is their number.
     - `entropy`, `distance` and `sink` before `modules` are means over all heads. `peak` is the largest.
     - Numbers have six significant digits. A number that is not finite is null.

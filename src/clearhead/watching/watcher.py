@@ -229,7 +229,7 @@ class _Watcher(ModelObserver):
 
 
 def name_predicate(where: Where | None, observer: ModelObserver) -> Callable[[str], bool]:
-    """Return a function that tells whether a module is chosen, from a pattern or a function of the name.
+    """Return a function that returns whether a module is chosen, from a pattern or a function of the name.
 
     A module that is shared has several names. It is chosen if one of them is. The function takes its first name.
     """

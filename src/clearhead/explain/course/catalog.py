@@ -11,7 +11,7 @@ from clearhead.explain._built_in import BUILT_IN
 
 FOLDER = resources.files("clearhead.explain.course")
 INDEX = "index.html"
-# name of each page, and what the index says about it
+# name of each page, and its description in the index
 PAGES = {
     "01-words": "A table of rows, and why the order needs positions.",
     "02-likeness": "Two arrows to turn: length, angle and cosine.",

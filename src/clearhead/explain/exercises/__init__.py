@@ -1,4 +1,4 @@
-"""Exercises made from worked examples, and marking of the answers with credit for numbers that are carried on."""
+"""Exercises made from worked examples, and marking of answers with credit for numbers that follow from an error."""
 
 from clearhead.explain.exercises.answer_file import to_toml
 from clearhead.explain.exercises.exercise import Exercise, exercise

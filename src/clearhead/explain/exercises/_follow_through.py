@@ -4,8 +4,8 @@ A number is right if it equals the exact one, or follows from right numbers as p
 earlier numbers of which some are wrong. Every other number is wrong. The self-check of the page has the same rules.
 
 Rounding alone never makes a number carried. As long as all earlier numbers are right, an answer may differ by one unit
-from what follows from the exact numbers, from the printed ones, or from the student's, rounded on the way or not. After
-an error, the unrounded numbers of the student are known only to half a unit of the printed digits. A carried number may
+from what follows from them: from the exact, the printed or the student's numbers, rounded on the way or not. After an
+error, the unrounded numbers of the student are known only to half a unit of the printed digits. A carried number may
 differ by one unit, or by half a unit and what these digits can change, whichever is more.
 """
 

@@ -98,7 +98,7 @@ def parse_draft(text: str, *, name: str = "text.md", answers: Mapping[int, str] 
     others = {**(answers or {}), **{question.matrix: LEAVE_OUT for question in decidable}}
     try:
         example = _read(text, name, others)[0].example()
-    except ValueError:  # the matrices do not fit together, which the example of the draft says
+    except ValueError:  # the matrices do not fit together, which `Draft.example` reports
         return draft
     first_row = 0 if any(context.row == 0 for context in contexts) else 1
     parts = [(question, contexts[question.matrix - 1]) for question in decidable]

@@ -21,7 +21,7 @@ export function pointAtToken(side, index) {
 }
 
 /** Zoom around the selected cell, on both sides or one. @param {number} factor @param {"query" | "key"} [side] */
-export function scaleWindow(factor, side) {
+function scaleWindow(factor, side) {
   const { queries, keys } = stackShown();
   const [row, rowEnd, key, keyEnd] = windowShown();
   const center = state.cell ?? { query: (row + rowEnd) / 2, key: (key + keyEnd) / 2 };
@@ -37,7 +37,7 @@ export function scaleWindow(factor, side) {
   });
 }
 
-export const showAll = () => ask("window", { rows: [0, stackShown().queries], keys: [0, stackShown().keys] });
+const showAll = () => ask("window", { rows: [0, stackShown().queries], keys: [0, stackShown().keys] });
 
 /** Move the selected cell; the window follows it. @param {number} down @param {number} across */
 export function moveCursor(down, across) {
@@ -60,7 +60,7 @@ export function showCell(cellQuery, cellKey) {
 }
 
 /** Open the next head of the model, or the previous one. @param {number} step */
-export function stepHead(step) {
+function stepHead(step) {
   if (!state.head) return;
   const heads = state.model.stacks.flatMap(({ name, heads: counts }) =>
     counts.flatMap((count, layer) => Array.from({ length: count }, (_, head) => headId({ stack: name, layer, head }))),

@@ -73,7 +73,7 @@ function cellSentence() {
   return [button, ` ${stackName(head.stack)} `, ...finds(keyToken(cell.key_token), shown), " ", ...rowText(cell.query_token, cell.written)];
 }
 
-export function showCaption() {
+function showCaption() {
   if (!drawing.words || !state.head) return;
   const isOff = !headsOn().length;
   const sentence = isOff ? ["No head is on: choose one to see its lines."] : drawing.pointed ? lineSentence(drawing.pointed) : drawing.isolated ? wordSentence() : cellSentence();

@@ -18,7 +18,7 @@ function shade(node, weight) {
   return node;
 }
 
-export function showStrip() {
+function showStrip() {
   if (!state.head || !drawing.words) return;
   const stack = stackShown();
   if (stack.cells === false) return; // a report of a long text lists the top keys instead

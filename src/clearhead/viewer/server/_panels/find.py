@@ -1,4 +1,4 @@
-"""Answers to questions about the text: where it contains some words, and where one token looks."""
+"""Answers to questions about the text: where it contains some words, and what one token attends to."""
 
 from __future__ import annotations
 
