@@ -121,7 +121,9 @@ def row_map(tensor: Tensor, rows: int) -> Any:
 
     The tensor is `[batch, heads, length, width]` in half precision; `can_map` has checked it.
     """
-    return _map_at(tensor.data_ptr(), tensor.dtype, tensor.shape, tuple(_strides(tensor)[:3]), rows)
+    strides = _strides(tensor.shape, tensor.stride(), tensor.element_size())
+    assert strides is not None
+    return _map_at(tensor.data_ptr(), tensor.dtype, tensor.shape, strides, rows)
 
 
 @functools.lru_cache(maxsize=1024)  # encoding one takes microseconds, and an allocator returns the same addresses again
@@ -152,23 +154,22 @@ def data_pointer(tensor: Tensor | None) -> int | None:
 
 def can_map(tensor: Tensor) -> bool:
     """Return whether the copy engine can load rows of a tensor: addresses and strides are multiples of 16 bytes."""
-    unit = 16 // tensor.element_size()
-    strides = _strides(tensor)
-    return (
-        strides[3] == 1
-        and min(strides) > 0
-        and not any(stride % unit for stride in strides[:3])
-        and tensor.data_ptr() % 16 == 0
-    )
+    return _strides(tensor.shape, tensor.stride(), tensor.element_size()) is not None and tensor.data_ptr() % 16 == 0
 
 
-def _strides(tensor: Tensor) -> list[int]:
-    """Return the strides of a tensor; that of an axis of one element is arbitrary, and becomes 16 bytes."""
-    unit = 16 // tensor.element_size()
-    strides = [stride if size > 1 else unit for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
-    return [*strides[:3], tensor.stride(3) if tensor.shape[3] > 1 else 1]
+@functools.lru_cache(maxsize=1024)  # calls have few layouts, and the host is slower than the GPU on short texts
+def _strides(shape: tuple[int, ...], strides: tuple[int, ...], element_size: int) -> tuple[int, ...] | None:
+    """Return the strides of the first three axes in a tensor map, or None if the copy engine does not support them.
+
+    The stride of an axis of one element is arbitrary, and becomes 16 bytes.
+    """
+    unit = 16 // element_size
+    outer = tuple(stride if size > 1 else unit for stride, size in zip(strides[:3], shape, strict=False))
+    aligned = min(outer) > 0 and not any(stride % unit for stride in outer)
+    return outer if aligned and (strides[3] == 1 or shape[3] <= 1) else None
 
 
+@functools.cache
 def _bindings(name: str) -> Any:
     """Return a module of cuda.bindings, which loads a library of CUDA."""
     try:
