@@ -31,7 +31,7 @@ class AttentionLog:
 
         log = AttentionLog(model, "runs/attention.jsonl", every=100)
         for step, batch in enumerate(loader):
-            with log.step(step):        # observes every 100th step; other steps cost nothing
+            with log.step(step):        # observes every 100th step
                 loss = model(**batch).loss
             loss.backward()
             optimizer.step()
