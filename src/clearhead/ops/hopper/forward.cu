@@ -111,17 +111,6 @@ __device__ __forceinline__ void store_bounds(
     }
 }
 
-// Position in a ring of buffers.
-template <int SIZE>
-struct Ring {
-    int stage = 0, parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        stage = stage + 1 == SIZE ? 0 : stage + 1;
-        parity ^= stage == 0;
-    }
-};
-
 // Barriers and buffers of a ring.
 struct Buffers {
     u32 tiles, filled, released;

@@ -78,16 +78,6 @@ __device__ __forceinline__ int first_tile(long long query) {
     return tile > 0x7FFFFFFF ? 0x7FFFFFFF : (int)tile;
 }
 
-// Position in the ring of buffers.
-struct Ring {
-    int stage = 0, parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
-        parity ^= stage == 0;
-    }
-};
-
 struct RowSums {
     float entropy[2], distance[2];  // of the thread's two rows
 };
@@ -225,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 for (int panel = 0; panel < PANELS; panel++)
                     load_box(keys + i * KEY_BYTES + panel * TILE_K * 128, &key_map, keys_filled, panel * PANEL,
                              (first_block + i) * TILE_K, head / problem.group, batch);
-            Ring ring;
+            Ring<STAGES> ring;
             for (int range = 0; range < range_count; range++) {
                 Part part = part_of(problem, range, batch, first_block, chunk);
                 for (int tile = part.first; tile < part.last; tile++, ring.advance()) {
@@ -263,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int next_group = warp_group + 1 == WARP_GROUPS ? 0 : warp_group + 1;
     if (next_group == 0) pass_turn<2 * WARP_GROUP>(1);
     wait(keys_filled, 0);
-    Ring ring;
+    Ring<STAGES> ring;
     for (int range = 0; range < range_count; range++) {
         Part part = part_of(problem, range, batch, first_block, chunk);
         TileRange mine = tile_range(problem, range, batch, block);

@@ -63,6 +63,17 @@ __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
+// Position in a ring of buffers.
+template <int SIZE>
+struct Ring {
+    int stage = 0, parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        stage = stage + 1 == SIZE ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+};
+
 // Waits at a named barrier until THREADS threads, the caller's warp group and the one that passes the turn, have arrived.
 template <int THREADS>
 __device__ __forceinline__ void take_turn(int barrier) {
