@@ -6,7 +6,7 @@ Masked calls are compared with the kernel in Triton, plain and causal ones with 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -39,7 +39,7 @@ def compare(batch: int, heads: int, n: int, dim: int) -> Iterator[Row]:
         attention(*tensors, mask=mask, backend="triton")
 
     for name, mask in masks.items():
-        calls = {"ours": lambda mask=mask: run(mask, ALWAYS)}
+        calls: dict[str, Callable[[], object]] = {"ours": lambda mask=mask: run(mask, ALWAYS)}
         peer = "Triton"
         if mask is None or isinstance(mask, Causal):
             peer = "cuDNN"

@@ -109,7 +109,7 @@ def tile_choices(name: str, call: AttentionCall) -> list[TileChoice]:
 
 
 def hopper_kernels(call: AttentionCall) -> HopperKernels:
-    """Return whether the kernels in CUDA C++ take calls like this one, if it is long, and why they do not."""
+    """Return whether the kernels in CUDA C++ support long calls like this one, and the reasons if not."""
     reasons = list(map(str, dispatch.BACKENDS["triton"].unsupported_reasons(call, "statistics")))
     reasons = reasons or support.unsupported_reasons(call, min_cells=0)
     return HopperKernels(not reasons, reasons)

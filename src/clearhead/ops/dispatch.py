@@ -85,6 +85,7 @@ MEASURED: dict[str, list[tuple[float, tuple[str, ...]]]] = {
         (float("inf"), ("triton", "sdpa", "streaming", "reference")),
     ],
 }
+# if `is_faster_than_cudnn`
 LONG_ON_HOPPER = ("triton", "sdpa", "streaming", "reference")
 # On CUDA the gradients of `sdpa` differ in their last bits from run to run.
 REPRODUCIBLE = ("triton", "streaming", "reference", "sdpa")

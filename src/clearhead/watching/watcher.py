@@ -59,8 +59,8 @@ def watch(
     The model may be any `nn.Module` that computes attention with `scaled_dot_product_attention`,
     `nn.MultiheadAttention`, `nn.TransformerEncoderLayer`, `flex_attention` or `clearhead.attention`, or a transformers
     model on any implementation. Attention written out as matmul, softmax and matmul is not observed. PEFT models,
-    DataParallel, DDP, SentenceTransformer and pipelines are unwrapped. So is the result of `torch.compile`, but calls in
-    its compiled graph cannot be observed: an error is raised at the end of the block.
+    DataParallel, DDP, SentenceTransformer and pipelines are unwrapped. So is the result of `torch.compile`, but calls
+    in its compiled graph cannot be observed: an error is raised at the end of the block.
 
     A watched model computes what it computes unwatched, bit for bit. Weights are those before dropout, without
     gradients. Statistics are computed at each call, and then queries and keys are not kept. Padding queries are treated

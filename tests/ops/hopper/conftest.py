@@ -15,5 +15,6 @@ def on_hopper(monkeypatch):
     monkeypatch.setattr(support, "gpu_of", lambda device: H200)
     monkeypatch.setattr(support, "is_installed", lambda: True)
     monkeypatch.setattr(support, "_FAILURES", [])
+    monkeypatch.setattr(support, "processor_count", lambda device: 1)
     monkeypatch.setattr(sweep, "MIN_CELLS", 0)
     monkeypatch.setattr(forward, "MIN_CELLS", {})

@@ -1,7 +1,11 @@
 """Tests of the choice and the arguments of the forward kernel for Hopper GPUs, on a machine without one."""
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import Causal, Documents, Padding, Prefix, Window
 from clearhead.ops.arguments import build_call
@@ -58,20 +62,73 @@ def test_shared_memory_fits_into_a_multiprocessor():
         assert forward.shared_bytes(width) + 1024 <= 232_448  # and the block of bounds
 
 
-def test_a_failure_of_the_driver_leaves_calls_to_triton(on_hopper, monkeypatch):
-    calls = []
+@pytest.fixture
+def failing(on_hopper, monkeypatch):
+    """Let the kernel raise an error, and count the calls of the two forward functions."""
+    counts = Counter()
+    errors = []
 
     def fail(call: object) -> None:
-        raise driver.DriverError("CUDA reports CUDA_ERROR_INVALID_SOURCE")
+        counts["hopper"] += 1
+        raise errors[0]
 
     triton_forward, decode, *_ = backend._kernels()
     monkeypatch.setattr(forward, "forward", fail)
-    monkeypatch.setattr(triton_forward, "forward", lambda call: calls.append(call))
+    monkeypatch.setattr(triton_forward, "forward", lambda call: counts.update(["triton"]))
     monkeypatch.setattr(decode, "MAX_DECODING_QUERIES", 0)
+    return errors, counts
+
+
+def test_a_kernel_that_cannot_run_leaves_all_calls_to_triton(failing):
+    errors, counts = failing
+    errors.append(driver.UnavailableError("CUDA reports CUDA_ERROR_INVALID_SOURCE"))
     with pytest.warns(UserWarning, match="failed: CUDA reports CUDA_ERROR_INVALID_SOURCE"):
         backend._forward(call_of())
     backend._forward(call_of())  # without a second warning, which would be an error
-    assert len(calls) == 2
+    assert counts == {"hopper": 1, "triton": 2}
+
+
+def test_an_error_of_one_call_leaves_only_that_call_to_triton(failing):
+    errors, counts = failing
+    errors.append(driver.DriverError("CUDA reports CUDA_ERROR_OUT_OF_MEMORY"))
+    backend._forward(call_of())
+    backend._forward(call_of())
+    assert counts == {"hopper": 2, "triton": 2}
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [("CUDA_ERROR_NO_BINARY_FOR_GPU", driver.UnavailableError), ("CUDA_ERROR_OUT_OF_MEMORY", driver.DriverError)],
+)
+def test_errors_of_the_machine_are_told_from_those_of_a_call(status, error):
+    with pytest.raises(driver.DriverError, match=status) as caught:
+        driver._call(lambda: (SimpleNamespace(value=1, name=status),))
+    assert caught.type is error
+
+
+def test_kernels_are_not_loaded_into_a_cuda_graph_that_is_being_captured(monkeypatch):
+    monkeypatch.setattr(driver, "compile_source", lambda name, options: b"")
+    monkeypatch.setattr(driver, "_bindings", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(driver.DriverError, match="kernel forward is not loaded, and a CUDA graph is being captured"):
+        driver.Kernel("forward", {}).launch(1, 1, 0, ())
+
+
+def test_tensors_without_an_address_are_refused(on_hopper):
+    query = torch.zeros(3, 1, 2, 7, 64, dtype=torch.bfloat16)
+    preferred = []
+
+    def compare(query: torch.Tensor) -> torch.Tensor:
+        preferred.append(forward.is_faster_than_cudnn(build_call(query, query, query, mask=Causal())))
+        return query
+
+    compare(query[0])
+    torch.vmap(compare)(query)
+    torch.func.grad(lambda x: compare(query[0]).sum() * x)(torch.tensor(1.0))
+    with FakeTensorMode():
+        compare(torch.zeros(1, 2, 7, 64, dtype=torch.bfloat16))
+    assert preferred == [True, False, False, False]
 
 
 def test_long_causal_calls_without_gradients_prefer_the_kernel(on_hopper, monkeypatch):
@@ -81,8 +138,15 @@ def test_long_causal_calls_without_gradients_prefer_the_kernel(on_hopper, monkey
     call = call_of(mask=Causal())
     call.query.requires_grad_()
     assert not forward.is_faster_than_cudnn(call)
+    assert not forward.is_faster_than_cudnn(call_of(mask=Window(3, 0)))  # cuDNN does not support it
     monkeypatch.setattr(forward, "MIN_CELLS", {128: 2 * 7 * 7 + 1})
     assert not forward.is_faster_than_cudnn(call_of(mask=Causal()))
+
+
+def test_few_queries_are_left_to_cudnn(on_hopper, monkeypatch):
+    monkeypatch.setattr(support, "processor_count", lambda device: 3)  # the call has one block of queries for each head
+    assert forward.is_faster_than_cudnn(call_of(heads=3, mask=Causal()))
+    assert not forward.is_faster_than_cudnn(call_of(heads=2, mask=Causal()))
 
 
 def test_bindings_that_cannot_be_loaded_are_an_error_of_the_driver(monkeypatch):

@@ -73,7 +73,7 @@ def test_a_failure_of_the_driver_leaves_calls_to_triton(on_hopper, monkeypatch):
     monkeypatch.setattr(support, "_FAILURES", [])
 
     def fail(*_: object) -> None:
-        raise driver.DriverError("CUDA reports CUDA_ERROR_INVALID_SOURCE")
+        raise driver.UnavailableError("CUDA reports CUDA_ERROR_INVALID_SOURCE")
 
     monkeypatch.setattr(statistics, "sweep", fail)
     monkeypatch.setattr(statistics, "_launch", lambda call, lse, entropies, columns, *_: columns.fill_(3.0))

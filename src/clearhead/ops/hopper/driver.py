@@ -18,14 +18,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead._utils.torch_internals import in_functorch_transform, is_traced
+
 SOURCES = files("clearhead.ops.hopper")
 HEADER = "wgmma.cuh"
 ARCHITECTURE = "sm_90a"
 PANEL_COLUMNS = 64  # of two bytes: the width of the swizzle
+UNAVAILABLE = {
+    "CUDA_ERROR_INVALID_IMAGE",
+    "CUDA_ERROR_INVALID_SOURCE",
+    "CUDA_ERROR_JIT_COMPILER_NOT_FOUND",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+}
 
 
 class DriverError(RuntimeError):
-    """Error of NVRTC or of the CUDA driver, before anything was launched."""
+    """Error of the CUDA driver, before anything was launched."""
+
+
+class UnavailableError(DriverError):
+    """Error that every call on this machine would raise, such as one of NVRTC."""
 
 
 def is_installed() -> bool:
@@ -69,6 +82,8 @@ class Kernel:
         device = torch.cuda.current_device()
         function = self._functions.get(device)
         if function is None:
+            if torch.cuda.is_current_stream_capturing():  # loading would end the capture
+                raise DriverError(f"kernel {self.name} is not loaded, and a CUDA graph is being captured")
             module = _call(driver.cuModuleLoadData, self.cubin)
             function = _call(driver.cuModuleGetFunction, module, self.name.encode())
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -96,7 +111,7 @@ def compile_source(name: str, options: tuple[tuple[str, int | str], ...]) -> byt
     """Return the machine code of a kernel.
 
     Raises:
-        DriverError: NVRTC is missing or refuses the source; the message has the compiler's output.
+        UnavailableError: NVRTC is missing or refuses the source; the message has the compiler's output.
     """
     nvrtc = _bindings("nvrtc")
     source, header = ((SOURCES / file).read_text(encoding="utf-8").encode() for file in (f"{name}.cu", HEADER))
@@ -110,7 +125,7 @@ def compile_source(name: str, options: tuple[tuple[str, int | str], ...]) -> byt
     except DriverError as error:
         log = b" " * _call(nvrtc.nvrtcGetProgramLogSize, program)
         _call(nvrtc.nvrtcGetProgramLog, program, log)
-        raise DriverError(f"kernel {name} does not compile: {log.decode(errors='replace')}") from error
+        raise UnavailableError(f"kernel {name} does not compile: {log.decode(errors='replace')}") from error
     finally:
         _call(nvrtc.nvrtcDestroyProgram, program)
     return cubin
@@ -148,12 +163,17 @@ def _map_at(address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: t
 
 
 def data_pointer(tensor: Tensor | None) -> int | None:
-    """Return the address of a tensor, or None for none."""
+    """Return the address of a tensor, or None if there is no tensor."""
     return None if tensor is None else tensor.data_ptr()
 
 
 def can_map(tensor: Tensor) -> bool:
-    """Return whether the copy engine can load rows of a tensor: addresses and strides are multiples of 16 bytes."""
+    """Return whether the copy engine can load rows of a tensor: addresses and strides are multiples of 16 bytes.
+
+    Placeholders, such as tensors under vmap, do not have an address.
+    """
+    if is_traced(tensor) or in_functorch_transform():
+        return False
     return _strides(tensor.shape, tensor.stride(), tensor.element_size()) is not None and tensor.data_ptr() % 16 == 0
 
 
@@ -175,7 +195,7 @@ def _bindings(name: str) -> Any:
     try:
         return importlib.import_module(f"cuda.bindings.{name}")
     except (ImportError, OSError, RuntimeError) as error:
-        raise DriverError(f"cuda.bindings.{name} cannot be loaded: {error}") from error
+        raise UnavailableError(f"cuda.bindings.{name} cannot be loaded: {error}") from error
 
 
 def _call(function: Callable[..., tuple], *arguments: Any) -> Any:
@@ -183,7 +203,8 @@ def _call(function: Callable[..., tuple], *arguments: Any) -> Any:
     try:
         status, *values = function(*arguments)
     except RuntimeError as error:  # the library does not have the function
-        raise DriverError(str(error)) from error
+        raise UnavailableError(str(error)) from error
     if status.value:
-        raise DriverError(f"CUDA reports {status.name}")
+        error = UnavailableError if status.name in UNAVAILABLE else DriverError
+        raise error(f"CUDA reports {status.name}")
     return values[0] if len(values) == 1 else None

@@ -2,8 +2,8 @@
 //
 // A thread block stays on its processor and processes one block of queries after another, WARP_GROUPS · 64 rows of one
 // head. One more warp group loads tiles of 128 keys and values through rings of buffers, and runs ahead into the next
-// block of queries. Each warp group starts two products together, the next scores and the last weights with their values,
-// and finds the maxima of the scores while the values are multiplied. The warp groups take turns, so that the tensor cores
+// block of queries. Each warp group starts two products together: the next scores, and the last weights times their
+// values. It finds the maxima of the scores during the second. The warp groups take turns, so that the tensor cores
 // multiply for one of them while another one exponentiates.
 //
 // Compile-time options: DTYPE ("bf16" or "f16"), HEAD_DIM (64 or 128), WARP_GROUPS and STAGES.
@@ -242,14 +242,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         load_box(queries + (item_ring.stage * WARP_GROUPS + i) * QUERY_BYTES + panel * ROWS * 128,
                                  &query_map, item_filled, panel * PANEL, block.first_row + i * ROWS, block.head,
                                  block.batch);
-                int head = block.head / problem.group, before = -1;
+                int head = block.head / problem.group, previous = -1;
                 for (int range = 0; range < range_count; range++)
                     for (int tile = item.bounds[range].start; tile < item.bounds[range].end; tile++) {
                         keys.load(key_map, key_ring, tile, head, block.batch);
-                        if (before >= 0) values.load(value_map, value_ring, before, head, block.batch);
-                        before = tile;
+                        if (previous >= 0) values.load(value_map, value_ring, previous, head, block.batch);
+                        previous = tile;
                     }
-                if (before >= 0) values.load(value_map, value_ring, before, head, block.batch);
+                if (previous >= 0) values.load(value_map, value_ring, previous, head, block.batch);
             }
             __syncwarp();
         }
@@ -383,12 +383,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     maximum = pivot;
                 }
             }
-            bool some = sum != 0.0f;  // also if it is NaN
-            factor = some ? factor / sum : 1.0f;
+            bool has_key = sum != 0.0f;  // also if it is NaN
+            factor = has_key ? factor / sum : 1.0f;
             int row = block.first_row + thread_row + 8 * i;
-            long long place = ((long long)block.batch * problem.heads + block.head) * problem.q_len + row;
+            long long row_index = ((long long)block.batch * problem.heads + block.head) * problem.q_len + row;
             if (row < problem.q_len && (lane & 3) == 0)
-                problem.lse[place] = some ? (maximum + log2_fast(sum)) * LN_2 : -INFINITE;
+                problem.lse[row_index] = has_key ? (maximum + log2_fast(sum)) * LN_2 : -INFINITE;
 #pragma unroll
             for (int j = 0; j < HEAD_DIM / 32; j++) {
                 u32 words[4];
@@ -399,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
                 transpose_quad(words, lane);
                 if (row < problem.q_len)
-                    store_16_bytes((char*)problem.output + place * HEAD_DIM * 2 + (4 * j + (lane & 3)) * 16, words);
+                    store_16_bytes((char*)problem.output + row_index * HEAD_DIM * 2 + (4 * j + (lane & 3)) * 16, words);
             }
         }
     }

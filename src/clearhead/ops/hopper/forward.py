@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.hopper import support
 from clearhead.ops.hopper.driver import can_map, compiled_kernel, data_pointer, row_map
+from clearhead.ops.masks import Causal
 
 TILE_KEYS, WARP_GROUP_ROWS, WARP_GROUP_THREADS = 128, 64, 128
 WARP_GROUPS = {64: 3, 128: 2}  # by width: more would not have enough registers
@@ -54,11 +55,13 @@ def unsupported_reasons(call: AttentionCall) -> list[str]:
 def is_faster_than_cudnn(call: AttentionCall) -> bool:
     """Return whether the kernel takes a call that cuDNN takes too, and is faster (benchmarks/forward_sizes.py).
 
-    With gradients it is not, because cuDNN's backward pass is the fastest.
+    Return False if a gradient is required, because cuDNN's backward pass is faster, and if there are fewer blocks of
+    queries than multiprocessors.
     """
-    return (call.mask is not None or call.query.shape[3] == 64) and not (
-        call.requires_grad() or unsupported_reasons(call)
-    )
+    plain = call.mask is None and call.query.shape[3] == 64
+    if not (plain or isinstance(call.mask, Causal)) or call.requires_grad() or unsupported_reasons(call):
+        return False
+    return _item_count(call) >= support.processor_count(call.query.device)
 
 
 def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -97,12 +100,17 @@ def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
         ("STAGES", STAGES[width]),
     )
     maps = row_map(query, WARP_GROUP_ROWS), row_map(call.key, TILE_KEYS), row_map(value, TILE_KEYS)
-    items = math.ceil(q_len / (groups * WARP_GROUP_ROWS)) * heads * batch
-    blocks = min(items, support.processor_count(query.device))
+    blocks = min(_item_count(call), support.processor_count(query.device))
     compiled_kernel("forward", options).launch(
         blocks, WARP_GROUP_THREADS * (groups + 1), shared_bytes(width), (*maps, problem)
     )
     return output, lse
+
+
+def _item_count(call: AttentionCall) -> int:
+    """Return the number of blocks of queries that the thread blocks share."""
+    batch, heads, q_len, width = call.query.shape
+    return math.ceil(q_len / (WARP_GROUPS[width] * WARP_GROUP_ROWS)) * heads * batch
 
 
 def shared_bytes(width: int) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.gpu import gpu_of
-from clearhead.ops.hopper.driver import DriverError, can_map, is_installed
+from clearhead.ops.hopper.driver import DriverError, UnavailableError, can_map, is_installed
 
 CAPABILITY = (9, 0)
 DEVICE_TYPE = "cuda"
@@ -34,21 +34,21 @@ def unsupported_reasons(call: AttentionCall, min_cells: int) -> list[str]:
         return ["cuda.bindings is not installed"]
     if _FAILURES:
         return _FAILURES[:1]
+    # the first reason is enough: other checks take longer, and small calls make them at every call
     cells = math.prod(call.shape)
     if cells < min_cells:
         return [f"the matrix has {cells} cells; expected at least {min_cells}"]
-    reasons = []
     if call.query.dtype not in DTYPES:
-        reasons.append(f"dtype {call.query.dtype} is not bfloat16 or float16")
+        return [f"dtype {call.query.dtype} is not bfloat16 or float16"]
     if call.query.shape[3] not in WIDTHS:
-        reasons.append(f"key_dim {call.query.shape[3]} is not 64 or 128")
+        return [f"key_dim {call.query.shape[3]} is not 64 or 128"]
     options = {
         "softcap": call.softcap,
         "bias": call.tensor_bias,
         "ALiBi": call.slopes,
         "dense mask": call.lower().dense,
     }
-    reasons += [f"{name} is not supported" for name, option in options.items() if option is not None]
+    reasons = [f"{name} is not supported" for name, option in options.items() if option is not None]
     reasons += [
         f"address or strides of {name} are not positive multiples of 16 bytes"
         for name, tensor in (("query", call.query), ("key", call.key))
@@ -58,7 +58,12 @@ def unsupported_reasons(call: AttentionCall, min_cells: int) -> list[str]:
 
 
 def remember_failure(error: DriverError) -> None:
-    """Warn that the kernels cannot run on this machine, and leave all later calls to Triton."""
+    """Warn if the kernels cannot run on this machine, and leave all later calls to Triton.
+
+    Other errors, such as a lack of memory, leave only this call to Triton.
+    """
+    if not isinstance(error, UnavailableError):
+        return
     _FAILURES.append(str(error))
     warnings.warn(f"attention runs in Triton, because a kernel for Hopper GPUs failed: {error}", stacklevel=2)
 
