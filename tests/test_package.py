@@ -95,7 +95,7 @@ class TestCommandLine:
 
     def test_doctor_json_lists_backends_and_refusals(self):
         printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
-        assert set(printed) == {"versions", "devices", "cases", "tiles", "extras"}
+        assert set(printed) == {"versions", "devices", "cases", "tiles", "hopper", "extras"}
         windowed = next(case for case in printed["cases"] if case["name"] == "windowed")
         assert windowed["able"][:2] == ["streaming", "reference"]
         assert "Window(before=255)" in windowed["refusals"]["sdpa"][0]
@@ -122,7 +122,11 @@ def test_doctest_finds_examples():
 
 # rag_attention.py needs a server; tests/serving/test_rag_example.py runs it
 EXAMPLES = [path for path in sorted(ROOT.glob("examples/*.py")) if path.name != "rag_attention.py"]
-PRETRAINED = {"all-MiniLM-L6-v2": minilm, "SmolLM2-135M-Instruct.Q4_1.gguf": smollm2}  # by the name in the docs
+PRETRAINED = {  # by the name in the docs
+    "all-MiniLM-L6-v2": minilm,
+    "sentence-transformers/all-MiniLM-L6-v2": minilm,
+    "SmolLM2-135M-Instruct.Q4_1.gguf": smollm2,
+}
 
 
 def page_parameters() -> Iterator[ParameterSet]:
@@ -141,6 +145,7 @@ def test_python_in_the_docs_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, model in PRETRAINED.items():
         if name in path.read_text():
+            Path(name).parent.mkdir(exist_ok=True)
             Path(name).symlink_to(model())
     run_page(path)
 

@@ -58,6 +58,17 @@ def test_recording_lists_its_heads_and_returns_their_weights():
     assert made.to("cpu")["cross"].keys == made["cross"].keys
 
 
+def test_heads_are_named_as_on_the_command_line():
+    made = recording()
+    assert torch.equal(made.weights("encoder.1.2").dense(), made.weights(("encoder", 1, 2)).dense())
+    with pytest.raises(
+        ValueError, match=r"head is 'cross\.1\.0', which a model does not have; expected encoder\.0\.0 to"
+    ):
+        made.weights("cross.1.0")
+    with pytest.raises(IndexError, match="layer is 9; expected 0 to 1, the layers of 'encoder'"):
+        made.weights(("encoder", 9, 0))
+
+
 def test_save_and_load_round_trip(tmp_path):
     made, path = recording(), tmp_path / "recording.safetensors"
     made.save(path)

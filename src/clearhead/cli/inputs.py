@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from clearhead._utils.bounded_reads import read_text
 from clearhead._utils.parsing import parse_indices, shortened
 from clearhead._utils.progress import StageProgress
+from clearhead.cli.errors import print_stderr
 from clearhead.cli.output import stage_progress
 
 if TYPE_CHECKING:
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 RECORDING_SUFFIX = ".safetensors"  # copied from clearhead.models, which imports torch
 TIMM_PREFIX = "timm:"
 BUNDLED = "en-ja"
+GGUF_SUFFIX = ".gguf"
+HUB_ID = re.compile(r"[\w-]+/[\w.-]*[\d-][\w.-]*")  # owner/name with a digit or a hyphen, unlike "and/or"
 FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:function
 
 
 def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
     """Return TEXT and the contents of the files (default: the built-in example passages)."""
-    if text is not None and _is_file(text):
-        raise ValueError(f"TEXT is {text!r}, which is a file; expected --file {text}")
+    if text is not None:
+        _check_text(text)
     texts = {} if text is None else {"TEXT": text}
     named = [*texts.items(), *((str(path), read_text(path)) for path in files or ())]
     for name, content in named:
@@ -44,11 +47,18 @@ def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
     return list(EXAMPLE_PASSAGES)
 
 
-def _is_file(text: str) -> bool:
+def _check_text(text: str) -> None:
+    """Raise if a text is the name of a model or of a file, and warn if it looks like the hub id of a model."""
     try:
-        return Path(text).is_file()
+        is_file, is_model = Path(text).is_file(), (Path(text) / "config.json").is_file()
     except (OSError, ValueError):  # too long for a file name, or with a null byte
-        return False
+        return
+    if is_model or text == BUNDLED or text.endswith(GGUF_SUFFIX):
+        raise ValueError(f"TEXT is {text!r}, which is a model; expected --model {text}")
+    if is_file:
+        raise ValueError(f"TEXT is {text!r}, which is a file; expected --file {text}")
+    if HUB_ID.fullmatch(text):
+        print_stderr(f"reading {text!r} as a text; if it is a model, write --model {text}")
 
 
 def load_model(

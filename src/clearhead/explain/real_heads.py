@@ -13,11 +13,11 @@ from torch import Tensor
 from clearhead._utils.checks import check_int, describe
 from clearhead._utils.text import count_noun, visible_text
 from clearhead.explain._layer_options import LayerOptions
-from clearhead.explain._printed_matrix import short_repr
 from clearhead.explain.steps import Axis, Operand, Step, Trace, key_head
 from clearhead.ops.alibi import ALiBi
 from clearhead.ops.masks import query_positions
-from clearhead.recording.recording import Address, Recording
+from clearhead.recording.addresses import find_address
+from clearhead.recording.recording import Recording
 from clearhead.weights.matrix import AttentionWeights
 
 MAX_SCORES = 4_000_000  # of the head; more take longer than a few seconds
@@ -46,7 +46,7 @@ def trace_head(recording: Recording, head: str, *, query: int | None = None) -> 
     """
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {describe(recording)}; expected a Recording, from record(model, text)")
-    address = _parse_address(recording, head)
+    address = find_address(recording, head)
     stack, layer, index = address
     layers = recording[stack].layers[layer]
     weights = recording.weights(address)
@@ -79,25 +79,6 @@ def trace_head(recording: Recording, head: str, *, query: int | None = None) -> 
         f" {layer} of the stack {visible_text(stack)}. Rows and columns are counted from 1.{rows}",
         visible=_visible(steps, matrix),
         options=LayerOptions(softcap=weights.softcap),  # queries and keys are already normed and rotated
-    )
-
-
-def _parse_address(recording: Recording, head: str) -> Address:
-    if not isinstance(head, str):
-        raise TypeError(f"head is {describe(head)}; expected a name such as 'cross.2.5'")
-    stacks = recording.stacks
-    is_whole = head.count(".") >= 2  # the name of a stack may contain dots
-    stack, layer, index = head.rsplit(".", 2) if is_whole else (next(iter(stacks)), *head.partition(".")[::2])
-    expected = "; ".join(
-        f"{name}.0.0 to {name}.{len(each.layers) - 1}.{each.layers[-1].shape[1] - 1}" for name, each in stacks.items()
-    )
-    is_named = is_whole or (head.count(".") == 1 and len(stacks) == 1)
-    digits = all(part.isascii() and part.isdecimal() and len(part) <= 9 for part in (layer, index))
-    if is_named and digits and (stack, int(layer), int(index)) in set(recording.heads()):
-        return stack, int(layer), int(index)
-    raise ValueError(
-        f"head is {short_repr(head)}, which {visible_text(recording.model)} does not have; expected {expected}, counted"
-        " from 0"
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead._utils.checks import describe
 from clearhead._utils.tensor_checks import FLOAT_DTYPES
 from clearhead._utils.text import is_unicode
+from clearhead.recording.addresses import find_address
 from clearhead.recording.media import Media, Region, check_references, check_regions, regions_between, unpack_region
 from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens
 from clearhead.recording.output_projection import OutputProjection
@@ -186,10 +187,17 @@ class Recording:
                 for head in range(weights.shape[1]):
                     yield name, layer, head
 
-    def weights(self, address: Address) -> AttentionWeights:
-        """Return the attention weights of one head, [1, 1, q_len, kv_len]."""
-        stack, layer, head = address
-        return self[stack].layers[layer].part(heads=head)
+    def weights(self, address: Address | str) -> AttentionWeights:
+        """Return the attention weights of one head, [1, 1, q_len, kv_len].
+
+        Args:
+            address: the head, as `("cross", 2, 5)` or "cross.2.5".
+        """
+        stack, layer, head = find_address(self, address) if isinstance(address, str) else address
+        layers = self[stack].layers
+        if not -len(layers) <= layer < len(layers):
+            raise IndexError(f"layer is {layer}; expected 0 to {len(layers) - 1}, the layers of {stack!r}")
+        return layers[layer].part(heads=head)
 
     def to(self, device: torch.device | str) -> Recording:
         """Return a copy of the recording on another device."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clearhead._utils.checks import describe
 from clearhead._utils.extras import missing_packages
+from clearhead._utils.text import count_noun
 from clearhead.analysis.summary import AttentionSummary, LayerSummary
 from clearhead.ops.statistics import AttentionStatistics
 from clearhead.watching.joining import join
@@ -152,7 +153,7 @@ class Watched:
         return self.calls[-1]
 
     def __repr__(self) -> str:
-        return f"Watched({self.name!r}, layer {self.layer}, {len(self.calls)} calls)"
+        return f"Watched({self.name!r}, layer {self.layer}, {count_noun(len(self.calls), 'call')})"
 
 
 class Seen(Mapping[str, Watched]):
@@ -271,7 +272,8 @@ class Seen(Mapping[str, Watched]):
         # every module has the same statistics
         statistics = [name for watched in [*self.values()][:1] for name in (*watched.means, *watched.maxima)]
         names = f"; {', '.join(statistics)}" if statistics else ""
-        return f"Seen({self.model}: {len(self)} attention modules, {calls} calls{names})"
+        modules = count_noun(len(self), "attention module")
+        return f"Seen({self.model}: {modules}, {count_noun(calls, 'call')}{names})"
 
     def _repr_html_(self) -> str | None:
         means = self.summary()._repr_html_()
@@ -293,7 +295,8 @@ class Seen(Mapping[str, Watched]):
         if not self._modules:
             return f"{key!r}: no attention of {self.model} was observed yet"
         names = list(self._modules)
-        shown = ", ".join(map(repr, names[:3])) + (f", … {names[-1]!r}" if len(names) > 3 else "")
+        shown = ", ".join(map(repr, names if len(names) <= 4 else names[:3]))
+        shown += f", … {names[-1]!r}" if len(names) > 4 else ""
         layers = [watched.layer for watched in self.values()]
         if layers == list(range(layers[0], layers[-1] + 1)):
             expected = f"a layer from {layers[0]} to {layers[-1]}"
