@@ -128,7 +128,7 @@ def test_translate_escapes_control_characters(name, monkeypatch):
         ("doctor", "{}"),
         ("{}",),
         ("explain", "song", "--format", "{}"),
-        ("stats", "--{}"),
+        ("check", "--{}"),
     ],
 )
 def test_messages_escape_file_names(tmp_path, monkeypatch, name, command):

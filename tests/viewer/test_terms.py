@@ -25,6 +25,19 @@ def hover(page, selector: str) -> str:
     return page.text("term-help")
 
 
+def test_first_use_of_a_term_is_marked_when_texts_arrive_late(page, translator):
+    page.open(translator.url)
+    page.settle()
+    facts = page.text("head-facts")
+    assert "nats" in facts
+    page.script("document.getElementById('head-facts').textContent = ''")
+    page.until(lambda: page.all("#head [data-term='nats']"))  # the next use
+    page.script("document.getElementById('head-facts').textContent = arguments[0]", facts)
+    page.until(lambda: page.all("#head-facts [data-term='nats']"))
+    assert len(page.all("#head [data-term='nats']")) == 1
+    assert page.text("head-facts") == facts
+
+
 def test_terms_are_explained_in_place(page, translator, browser):
     page.open(translator.url)
     page.settle()  # facts of the head are replaced when its statistics arrive

@@ -20,26 +20,52 @@ let timer;
 
 function markTerms() {
   for (const region of document.querySelectorAll(REGIONS)) {
+    const elsewhere = [...region.querySelectorAll("[data-term]")].filter((mark) => !mark.closest(TEXTS));
     /** @type {Set<string>} */
-    const seen = new Set([...region.querySelectorAll("[data-term]")].map((mark) => /** @type {HTMLElement} */ (mark).dataset.term ?? ""));
-    for (const box of region.querySelectorAll(TEXTS)) markTexts(box, seen);
+    const seen = new Set(elsewhere.map((mark) => /** @type {HTMLElement} */ (mark).dataset.term ?? ""));
+    /** @type {Set<Element>} */
+    const kept = new Set();
+    for (const box of region.querySelectorAll(TEXTS)) markTexts(box, seen, kept);
   }
 }
 
-/** @param {Element} box @param {Set<string>} seen names of terms that are already marked in the region */
-function markTexts(box, seen) {
+/**
+ * @param {Element} box
+ * @param {Set<string>} seen names of the terms in the texts before the box
+ * @param {Set<Element>} kept their marks, because boxes may contain each other
+ */
+function markTexts(box, seen, kept) {
   const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
   /** @type {Text[]} */
   const nodes = [];
   while (walker.nextNode()) nodes.push(/** @type {Text} */ (walker.currentNode));
   for (const node of nodes) {
-    if (!node.data.trim() || node.parentElement?.closest(`${TOKENS}, [data-term]`)) continue;
+    const mark = /** @type {HTMLElement | null | undefined} */ (node.parentElement?.closest("[data-term]"));
+    if (mark) {
+      keepFirst(mark, seen, kept);
+      continue;
+    }
+    if (!node.data.trim() || node.parentElement?.closest(TOKENS)) continue;
     const parts = node.data.split(/( · )/).flatMap((part) => partsOf(part, seen));
+    for (const part of parts) if (part instanceof Element) kept.add(part);
     if (parts.every((part) => typeof part === "string")) continue;
     // a flex container would drop the spaces between its items
     const isFlex = getComputedStyle(/** @type {Element} */ (node.parentElement)).display.includes("flex");
     node.replaceWith(...(isFlex ? [make("span", {}, ...parts)] : parts));
   }
+}
+
+/** Remove a mark if a text before it has the term by now. @param {HTMLElement} mark @param {Set<string>} seen @param {Set<Element>} kept */
+function keepFirst(mark, seen, kept) {
+  const name = mark.dataset.term ?? "";
+  if (kept.has(mark)) return;
+  if (!seen.has(name)) {
+    seen.add(name);
+    kept.add(mark);
+    return;
+  }
+  if (mark === shownFor) hideHelp();
+  mark.replaceWith(...mark.childNodes);
 }
 
 /** Return a text with the terms that are not in `seen` as elements. @param {string} text @param {Set<string>} seen @returns {(string | Node)[]} */
