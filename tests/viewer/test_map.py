@@ -236,18 +236,34 @@ def test_maps_are_weighted_by_the_values_if_they_are_known(page, small, translat
     assert "does not have the values" in page.find("#weighted-label").get_attribute("title")
 
 
+def brightest_edge(page, name):
+    """Return the brightest color of the left and top edges of a figure."""
+    edges = page.module_script(
+        CANVAS + "return [...read(0, 0, 1, canvas.height), ...read(0, 0, canvas.width, 1)]", name
+    )
+    return max(max(pixel[:3]) for pixel in edges if pixel[3])  # fails if the border is not painted
+
+
 def test_no_line_of_the_former_theme_stays(page, small, browser):
     page.open(small[1], "#head=decoder.1.2")
     emulate(browser, theme="dark")
-    page.until(lambda: page.module_script("return figures.received.background_fill_color") == "rgb(20, 22, 26)")
+    for name in ("map", "entropy", "received"):
+        border = f"return figures.{name}.border_fill_color"
+        page.until(lambda border=border: page.module_script(border) == "rgb(20, 22, 26)")
     page.settle()
     for name in ("map", "entropy", "received"):
-        edges = page.module_script(
-            CANVAS + "return [...read(0, 0, 1, canvas.height), ...read(0, 0, canvas.width, 1)]", name
-        )
-        shades = {max(pixel[:3]) for pixel in edges if pixel[3]}
-        assert shades  # the border is painted
-        assert max(shades) < 40
+        assert brightest_edge(page, name) < 40
+
+
+def test_no_line_stays_if_a_figure_is_painted_with_half_of_a_theme(page, small):
+    page.open(small[1], "#head=decoder.1.2")
+    paint = "for (const frame of [1, 2, 3]) await new Promise(requestAnimationFrame);"
+    for name in ("map", "entropy", "received"):
+        assert brightest_edge(page, name) > 200
+        page.module_script(f"figures.{name}.background_fill_color = 'rgb(20, 22, 26)'; {paint}")
+        page.module_script(f"figures.{name}.border_fill_color = 'rgb(20, 22, 26)'; {paint}")
+        page.settle()
+        assert brightest_edge(page, name) < 40
 
 
 def test_masked_cells_are_hatched_in_every_palette_and_theme(page, small, browser):

@@ -37,10 +37,13 @@ on("ready", () => {
   for (const axis of [figures.map.left[0], figures.map.above[0]]) axis.properties.major_label_overrides.change.connect(fitBorders);
   for (const name of ["map", "entropy", "received"]) {
     const figure = figures[name];
-    figure.properties.background_fill_color.change.connect(() => {
-      clearCanvas(figure);
-      Bokeh.index.find_one(figure).request_repaint();
-    });
+    // the figure may be painted between the two changes, with one color of the former theme
+    for (const { change } of [figure.properties.background_fill_color, figure.properties.border_fill_color]) {
+      change.connect(() => {
+        clearCanvas(figure);
+        Bokeh.index.find_one(figure).request_repaint();
+      });
+    }
   }
   fitBorders();
 });
