@@ -17,8 +17,8 @@ from torch import Tensor
 from clearhead.ops import key_ranges as key_ranges
 from clearhead.ops.key_ranges import KeyRanges
 
-# rows and keys of a tile: with one head per thread, its scores and weights stay in the CPU cache
-TILE, RANGED_TILE = (384, 384), (256, 1024)  # the second for key ranges: taller tiles have more masked cells
+# rows and keys of a tile: larger ones leave the CPU cache, smaller ones take more calls of torch
+TILE, RANGED_TILE = (512, 512), (256, 1024)  # the second for key ranges: taller tiles have more masked cells
 CUDA_CELLS_PER_STEP = 2**25  # CUDA tiles need not fit into a CPU cache
 FULL_TILE_ALIGNMENT = 64  # full tiles begin and end at multiples of this, for fast matrix products
 MAX_CACHED_TILE_MASKS = 8  # per band of rows: masks of partial tiles, cached for the next heads

@@ -87,7 +87,7 @@ def compute_statistics(
             if entropy:
                 row_entropies.append(logs.mul_(weights).sum(dim=-1))
             if row_distances is not None:
-                row_distances.add(second.take(heads * rows, shape[2]), tile.keys, spare=first)
+                row_distances.add(second.take(heads, rows, shape[2]), tile.keys, spare=first)
         if block_top is not None and block_top.parts:
             values, keys = block_top.merged()
             best[block][..., : values.shape[-1]], best_keys[block][..., : keys.shape[-1]] = values, keys
@@ -162,16 +162,16 @@ class _Distances:
     """Tensors shared by all blocks for computing Σ weight · |position of query − key|.
 
     For keys left or right of all queries of a block, the distance is a term per row plus a term per key. Neither is
-    negative, so sums and a matrix-vector product suffice, without cancellation. Only keys between the block's first
-    and last query need the distance of every cell, which all heads share.
+    negative, so a product with two columns, ones and the terms of the keys, suffices, without cancellation. Only keys
+    between the block's first and last query need the distance of every cell, which all heads share.
     """
 
     def __init__(self, folded: FoldedCall) -> None:
         kv_len, key = folded.shape[4], folded.key
         self.kv_len = kv_len
         self.starts: list[int] = folded.positions[:, 0].tolist()
-        self.up = torch.arange(kv_len + 1, device=key.device, dtype=key.dtype)
-        self.down = self.up.flip(0)
+        up = torch.arange(kv_len + 1, device=key.device, dtype=key.dtype)
+        self.up, self.down = (torch.stack([torch.ones_like(up), terms]) for terms in (up, up.flip(0)))
         self.between: dict[tuple[int, ...], Tensor] = {}  # distances for the current rows
 
 
@@ -182,10 +182,12 @@ class _RowDistances:
         lowest, highest = min(starts) + logits.block.rows.start, max(starts) + logits.block.rows.stop - 1
         # keys before `left` are left of every query, keys from `right` on are right of every query
         self.left, self.right = min(max(lowest, 0), shared.kv_len), min(max(highest + 1, 0), shared.kv_len)
-        zeros = logits.query.new_zeros(logits.shape.numel())
-        self.near, self.on_left, self.on_right = [zeros], [zeros], [zeros]
+        rows = (logits.shape[:3].numel(), logits.shape[3])
+        self.near = [logits.query.new_zeros(rows)]
+        zeros = logits.query.new_zeros((rows[0], 2, rows[1]))
+        self.on_left, self.on_right = [zeros], [zeros]  # sums of weights, and of weights times the terms of their keys
 
-    def add(self, weights: Float[Tensor, "rows keys"], keys: slice, spare: ScratchMemory) -> None:
+    def add(self, weights: Float[Tensor, "heads rows keys"], keys: slice, spare: ScratchMemory) -> None:
         """Add the weights of a tile; `spare` is scratch memory of its size."""
         if keys.stop <= self.left:
             self._add_left(weights, keys)
@@ -194,27 +196,25 @@ class _RowDistances:
         else:
             left, right = max(self.left, keys.start), min(self.right, keys.stop)
             if left > keys.start:
-                self._add_left(weights[:, : left - keys.start], slice(keys.start, left))
+                self._add_left(weights[..., : left - keys.start], slice(keys.start, left))
             if right < keys.stop:
-                self._add_right(weights[:, right - keys.start :], slice(right, keys.stop))
-            between = weights[:, left - keys.start : right - keys.start].view(*self.logits.shape, -1)
+                self._add_right(weights[..., right - keys.start :], slice(right, keys.stop))
+            between = weights[..., left - keys.start : right - keys.start].view(*self.logits.shape, -1)
             products = torch.mul(between, self._distance(slice(left, right)), out=spare.take(*between.shape))
-            self.near.append(products.sum(dim=-1).view(-1))
+            self.near.append(products.sum(dim=-1).view(self.near[0].shape))
 
-    def _add_left(self, weights: Float[Tensor, "rows keys"], keys: slice) -> None:
+    def _add_left(self, weights: Float[Tensor, "heads rows keys"], keys: slice) -> None:
         skipped = self.shared.kv_len - self.left
-        self.on_left.append(weights.sum(dim=-1))
-        self.near.append(torch.mv(weights, self.shared.down[skipped + keys.start : skipped + keys.stop]))
+        self.on_left.append(_products(weights, self.shared.down[:, skipped + keys.start : skipped + keys.stop]))
 
-    def _add_right(self, weights: Float[Tensor, "rows keys"], keys: slice) -> None:
+    def _add_right(self, weights: Float[Tensor, "heads rows keys"], keys: slice) -> None:
         skipped = 1 - self.right
-        self.on_right.append(weights.sum(dim=-1))
-        self.near.append(torch.mv(weights, self.shared.up[skipped + keys.start : skipped + keys.stop]))
+        self.on_right.append(_products(weights, self.shared.up[:, skipped + keys.start : skipped + keys.stop]))
 
     def total(self) -> Float[Tensor, "b k g rows"]:
-        near, on_left, on_right = (
-            _sum_parts(parts).view(self.logits.shape) for parts in (self.near, self.on_left, self.on_right)
-        )
+        near, on_left, on_right = (_sum_parts(parts) for parts in (self.near, self.on_left, self.on_right))
+        near = (near + on_left[:, 1] + on_right[:, 1]).view(self.logits.shape)
+        on_left, on_right = (sums[:, 0].view(self.logits.shape) for sums in (on_left, on_right))
         positions = self.logits.positions()[:, None, None, :]
         return near + on_left * (positions - self.left) + on_right * (self.right - 1 - positions)
 
@@ -226,3 +226,10 @@ class _RowDistances:
                 between.clear()
             between[key] = self.logits.distance(keys)
         return between[key]
+
+
+def _products(
+    weights: Float[Tensor, "heads rows keys"], columns: Float[Tensor, "columns keys"]
+) -> Float[Tensor, "heads columns rows"]:
+    """Return the products of weights and a few columns. MKL multiplies a matrix by one vector in a single thread."""
+    return torch.bmm(columns.expand(weights.shape[0], -1, -1), weights.mT)
