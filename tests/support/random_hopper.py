@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 
@@ -40,7 +43,8 @@ def check_output(problem: Problem) -> None:
     exact, single, naive = (problem.plain(dtype) for dtype in (torch.float64, torch.float32, problem.family.dtype))
     call = build_call(*(tensor.detach() for tensor in problem.tensors), **problem.options)
     assert forward.unsupported_reasons(call) == []
-    output, lse = forward.forward(call)
+    with other_gpu(problem.seed):
+        output, lse = forward.forward(call)
     logs = _logarithms(problem)
     compare("output", output, exact["output"], naive["output"], logs)
     empty = exact["lse"] == -math.inf
@@ -56,9 +60,27 @@ def check_statistics(problem: Problem) -> None:
     choices = random.Random(problem.seed)
     requested = [name for name in ("entropy", "distance") if choices.random() < 0.8]
     request = StatisticsRequest(received=True, **dict.fromkeys(requested, True))
-    found = compute_statistics(call, exact["lse"].detach().float(), request)
+    with other_gpu(problem.seed):
+        found = compute_statistics(call, exact["lse"].detach().float(), request)
     for name in ("received", *requested):
         compare(name, getattr(found, name), exact[name], single[name], _logarithms(problem), terms=1.0)
+
+
+@contextmanager
+def other_gpu(seed: int) -> Iterator[None]:
+    """Let the kernels expect a GPU of another size, so that thread blocks process several items, in another order."""
+    choices = random.Random(f"other GPU {seed}")  # not the numbers that chose the problem
+    processors, streamed, heads = (
+        choices.choice((1, 5, 132)),
+        choices.choice((1, 2**18, 2**24)),
+        choices.choice((1, 16)),
+    )
+    with (
+        patch.object(support, "processor_count", lambda device: processors),
+        patch.object(support, "STREAMED_BYTES", streamed),
+        patch.object(sweep, "MASKED_HEADS", heads),
+    ):
+        yield
 
 
 def _logarithms(problem: Problem) -> float:

@@ -96,3 +96,10 @@ def test_parts_of_a_block_have_enough_tiles_and_fill_the_gpu(monkeypatch, blocks
         assert chunks == 1 or 1 <= chunks <= tiles // sweep.MIN_TILES
         if tiles // sweep.MIN_TILES >= PROCESSORS // blocks + 1:
             assert blocks * chunks >= PROCESSORS * 0.9  # a GPU is not left half idle
+
+
+@pytest.mark.parametrize(("head_bytes", "heads"), [(1, 32), (2**22, 4), (3 * 2**21, 2), (2**24, 1), (2**30, 1)])
+def test_heads_in_flight_fit_into_the_cache(head_bytes, heads):
+    assert support.heads_in_flight(head_bytes, 32) == heads
+    assert support.heads_in_flight(head_bytes, 32, least=16) == max(heads, 16)
+    assert support.heads_in_flight(head_bytes, 1, least=16) == 1

@@ -1,4 +1,4 @@
-// Output and log-sum-exp of masked attention.
+// Output and log-sum-exp of attention.
 //
 // A thread block stays on its processor and processes one block of queries after another, WARP_GROUPS · 64 rows of one
 // head. One more warp group loads tiles of 128 keys and values through rings of buffers, and runs ahead into the next
@@ -19,8 +19,7 @@ constexpr int THREADS = (WARP_GROUPS + 1) * WARP_GROUP;
 constexpr int WARPS = WARP_GROUPS * WARP_GROUP / WARP;  // that compute
 constexpr int LOADER_REGISTERS = 24;
 constexpr int REGISTERS = WARP_GROUPS == 2 ? 240 : 160;
-constexpr int HEADS_IN_FLIGHT = 16;  // heads whose blocks run at the same time
-constexpr int ITEMS = 2;             // blocks of queries that are loaded at the same time
+constexpr int ITEMS = 2;  // blocks of queries that are loaded at the same time
 constexpr int MAX_RANGES = 8;
 #define INFINITE __int_as_float(0x7F800000)
 
@@ -32,6 +31,7 @@ struct Problem {
     int* next_item;      // counter of the blocks of queries that have started
     float scale;         // times log2 e, positive
     int heads, group, batches, q_len, kv_len, range_count, range_batches;
+    int bundle;  // heads whose blocks run at the same time
 };
 
 // Tiles [start, end) that some row of a block of queries may attend to, and the keys [full, partial) that all rows of
@@ -53,10 +53,10 @@ struct Block {
 // they attend to most keys, and the longest work starts first.
 __device__ __forceinline__ Block block_of(const Problem& problem, int index) {
     int blocks = (problem.q_len + WARP_GROUPS * ROWS - 1) / (WARP_GROUPS * ROWS);
-    int bundle = index / (blocks * HEADS_IN_FLIGHT);
-    int bundle_heads = min(problem.heads * problem.batches - bundle * HEADS_IN_FLIGHT, HEADS_IN_FLIGHT);
-    int rest = index - bundle * blocks * HEADS_IN_FLIGHT;
-    int head = bundle * HEADS_IN_FLIGHT + rest % bundle_heads;
+    int first_head = index / (blocks * problem.bundle) * problem.bundle;
+    int bundle_heads = min(problem.heads * problem.batches - first_head, problem.bundle);
+    int rest = index - first_head * blocks;
+    int head = first_head + rest % bundle_heads;
     return {(blocks - 1 - rest / bundle_heads) * WARP_GROUPS * ROWS, head % problem.heads, head / problem.heads};
 }
 
@@ -125,6 +125,36 @@ struct Buffers {
         ring.advance();
     }
 };
+
+// The query rows of a warp group: in registers if there are enough, because tensor cores then read less shared memory.
+template <bool IN_REGISTERS>
+struct QueryRows {
+    u32 registers[HEAD_DIM / 16][4];
+
+    __device__ __forceinline__ QueryRows(u32 address, int thread) {
+        int row = thread / WARP * 16 + thread % 16;
+#pragma unroll
+        for (int k = 0; k < HEAD_DIM / 16; k++) {
+            int chunk = 2 * (k % 4) + thread % WARP / 16;  // of 8 columns; the swizzle exchanges those of a panel's row
+            load_matrices(registers[k], address + (k / 4 * ROWS + row) * 128 + (chunk ^ row % 8) * 16);
+        }
+    }
+
+    __device__ __forceinline__ const u32 (&step(int k) const)[4] { return registers[k]; }
+};
+
+template <>
+struct QueryRows<false> {
+    u64 descriptor;
+
+    __device__ __forceinline__ QueryRows(u32 address, int) : descriptor(panel_descriptor(address)) {}
+
+    __device__ __forceinline__ u64 step(int k) const {
+        return descriptor + (k / 4 * ROWS * 128 + k % 4 * 32 >> 4);
+    }
+};
+
+using Rows = QueryRows<WARP_GROUPS == 2>;
 
 // Running maximum of the products, and this thread's part of the sum of exponentials, of the thread's two rows.
 struct Softmax {
@@ -265,9 +295,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (Ring<ITEMS> item_ring;; item_ring.advance()) {
         const Item& item = items[item_ring.stage];
         wait(items_filled + 8 * item_ring.stage, item_ring.parity);
-        u64 left = panel_descriptor(queries + (item_ring.stage * WARP_GROUPS + warp_group) * QUERY_BYTES);
         int index = item.index;
         if (index < 0) break;
+        Rows left(queries + (item_ring.stage * WARP_GROUPS + warp_group) * QUERY_BYTES, thread);
         Block block = block_of(problem, index);
         float output[HEAD_DIM / 2] = {};
         float products[64];
@@ -277,11 +307,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
         auto multiply_keys = [&]() {
             u64 right = panel_descriptor(keys.tiles + key_ring.stage * TILE_BYTES);
-            multiply_64x128<0>(products, left, right);
+            multiply_64x128<0>(products, left.step(0), right);
 #pragma unroll
             for (int k = 1; k < HEAD_DIM / 16; k++)
-                multiply_64x128<1>(products, left + (k / 4 * ROWS * 128 + k % 4 * 32 >> 4),
-                                   right + (k / 4 * TILE_K * 128 + k % 4 * 32 >> 4));
+                multiply_64x128<1>(products, left.step(k), right + (k / 4 * TILE_K * 128 + k % 4 * 32 >> 4));
             commit_products();
         };
         auto multiply_values = [&]() {

@@ -1,4 +1,4 @@
-"""Output and log-sum-exp of masked attention on Hopper GPUs, by the kernel in `forward.cu`."""
+"""Output and log-sum-exp of attention on Hopper GPUs, by the kernel in `forward.cu`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Problem(ctypes.Structure):
         ("scale", ctypes.c_float),
         *(
             (name, ctypes.c_int)
-            for name in ("heads", "group", "batches", "q_len", "kv_len", "range_count", "range_batches")
+            for name in ("heads", "group", "batches", "q_len", "kv_len", "range_count", "range_batches", "bundle")
         ),
     ]
 
@@ -53,13 +53,15 @@ def unsupported_reasons(call: AttentionCall) -> list[str]:
 
 
 def is_faster_than_cudnn(call: AttentionCall) -> bool:
-    """Return whether the kernel takes a call that cuDNN takes too, and is faster (benchmarks/forward_sizes.py).
+    """Return whether the kernel takes a call that cuDNN takes too, and is as fast or faster.
+
+    From benchmarks/forward_sizes.py, and for longer plain calls from benchmarks/results/gpu-hopper-variants.md.
 
     Return False if a gradient is required, because cuDNN's backward pass is faster, and if there are fewer blocks of
     queries than multiprocessors.
     """
-    plain = call.mask is None and call.query.shape[3] == 64
-    if not (plain or isinstance(call.mask, Causal)) or call.requires_grad() or unsupported_reasons(call):
+    supported = call.mask is None or isinstance(call.mask, Causal)
+    if not supported or call.requires_grad() or unsupported_reasons(call):
         return False
     return _item_count(call) >= support.processor_count(call.query.device)
 
@@ -77,6 +79,7 @@ def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
     ranges, sinks = logit_params.ranges, logit_params.sinks
     sinks = None if sinks is None else sinks.float()
     next_item = torch.zeros(1, dtype=torch.int32, device=query.device)
+    row_bytes = 2 * width
     problem = Problem(
         output.data_ptr(),
         lse.data_ptr(),
@@ -91,6 +94,7 @@ def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
         call.key.shape[2],
         0 if ranges is None else ranges.shape[0],
         logit_params.range_batches or 1,
+        support.heads_in_flight(2 * call.key.shape[2] * row_bytes, call.key.shape[1] * batch) * logit_params.group,
     )
     groups = WARP_GROUPS[width]
     options = (

@@ -16,6 +16,7 @@ CAPABILITY = (9, 0)
 DEVICE_TYPE = "cuda"
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 WIDTHS = (64, 128)
+STREAMED_BYTES = 2**24  # that all thread blocks read again and again: less than half of the L2 cache
 
 _FAILURES: list[str] = []  # why NVRTC or the driver refused a kernel; no kernel is tried again
 
@@ -66,6 +67,17 @@ def remember_failure(error: DriverError) -> None:
         return
     _FAILURES.append(str(error))
     warnings.warn(f"attention runs in Triton, because a kernel for Hopper GPUs failed: {error}", stacklevel=2)
+
+
+def heads_in_flight(head_bytes: int, heads: int, least: int = 1) -> int:
+    """Return how many heads to process at the same time, so that what thread blocks read stays in the L2 cache.
+
+    Args:
+        head_bytes: bytes that every thread block of a head reads.
+        heads: number of all heads, which the result does not exceed.
+        least: result if fewer fit into the cache.
+    """
+    return min(heads, max(least, STREAMED_BYTES // head_bytes))
 
 
 @functools.cache

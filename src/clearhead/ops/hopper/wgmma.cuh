@@ -95,6 +95,14 @@ __device__ __forceinline__ void load_box(
         : "memory");
 }
 
+// Loads four 8 × 8 matrices for tensor cores; thread i has the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(u32 (&registers)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 // Changes the number of registers of each thread of a warp group; the sum over a block must not grow.
 template <int COUNT>
 __device__ __forceinline__ void raise_registers() {
@@ -183,6 +191,16 @@ __device__ __forceinline__ void multiply_64x128(float (&accumulator)[64], u64 le
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." DTYPE "." DTYPE " " REGISTERS_64 ", %64, %65, %66, 1, 1, 0, 0;"
         : OPERANDS_64(accumulator)
         : "l"(left), "l"(right), "n"(ADD));
+}
+
+// The same with `left` in registers.
+template <int ADD>
+__device__ __forceinline__ void multiply_64x128(float (&accumulator)[64], const u32 (&left)[4], u64 right) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." DTYPE "." DTYPE " " REGISTERS_64
+        ", {%64, %65, %66, %67}, %68, %69, 1, 1, 0;"
+        : OPERANDS_64(accumulator)
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "n"(ADD));
 }
 
 #define REGISTERS_32 \

@@ -138,7 +138,7 @@ def prepare_lse(lse: Tensor) -> Tensor:
     q_len = lse.shape[2]
     prepared = lse.new_full((*lse.shape[:2], prepared_rows(q_len)), BEYOND_LAST_ROW.value)
     torch.mul(lse, LOG2_E.value, out=prepared[..., :q_len])
-    return prepared.masked_fill_(prepared == -torch.inf, 0.0)
+    return prepared.nan_to_num_(nan=torch.nan, posinf=torch.inf, neginf=0.0)
 
 
 class RowDescriptor(TensorDescriptor):

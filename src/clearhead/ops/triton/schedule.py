@@ -13,7 +13,11 @@ import triton.language as tl
 
 from clearhead.ops.triton.logits import key_length, query_length
 
-HEADS_IN_FLIGHT = tl.constexpr(16)  # heads whose blocks run at the same time
+# Heads whose blocks run at the same time: so few that the rows they read stay in the L2 cache, if there are about as
+# many queries as keys, and so many that blocks of different work fill the GPU.
+ROWS_IN_FLIGHT = tl.constexpr(32768)
+MIN_HEADS_IN_FLIGHT = tl.constexpr(4)
+MAX_HEADS_IN_FLIGHT = tl.constexpr(16)
 
 
 @triton.jit
@@ -24,10 +28,11 @@ def program_block(length, heads, batches, BLOCK: tl.constexpr):
     So if blocks differ in work, those that start last are short, and few heads are read at the same time.
     """
     blocks, program = tl.cdiv(length, BLOCK), tl.program_id(0)
-    bundle = program // (blocks * HEADS_IN_FLIGHT)
-    size = tl.minimum(heads * batches - bundle * HEADS_IN_FLIGHT, HEADS_IN_FLIGHT)
-    index = program - bundle * blocks * HEADS_IN_FLIGHT
-    head_index = bundle * HEADS_IN_FLIGHT + index % size
+    in_flight = tl.minimum(tl.maximum(ROWS_IN_FLIGHT // length, MIN_HEADS_IN_FLIGHT), MAX_HEADS_IN_FLIGHT)
+    first_head = program // (blocks * in_flight) * in_flight
+    size = tl.minimum(heads * batches - first_head, in_flight)
+    index = program - first_head * blocks
+    head_index = first_head + index % size
     return index // size, (head_index % heads).to(tl.int64), (head_index // heads).to(tl.int64)
 
 

@@ -54,24 +54,19 @@ def compute_statistics(
     Pooling requires column sums in the same request, and `can_fuse_pooling`.
     """
     entropy, received, distance, spec = request.entropy, request.received, request.distance, request.pool
-    batch, heads, q_len, _ = call.query.shape
-    kv_len = call.key.shape[2]
+    batch, heads, q_len, kv_len = call.shape
+    if received and tile is None and 0 not in call.shape and _can_sweep(call):
+        try:
+            return sweep(call, lse, request)
+        except DriverError as error:
+            remember_failure(error)
     count = entropy + distance
-    interleaved = lse.new_zeros((batch, heads, prepared_rows(q_len), count))
-    row_sums = interleaved.unbind(dim=-1)
+    row_sums = lse.new_zeros((batch, heads, prepared_rows(q_len), count)).unbind(dim=-1)
     entropies, distances = row_sums[0] if entropy else None, row_sums[-1] if distance else None
     columns = lse.new_zeros((batch, heads, kv_len)) if received else None
     cells = None if spec is None else lse.new_zeros((batch, heads, spec.rows, spec.cols))
-    if 0 not in (batch, heads, q_len, kv_len):
-        swept = False
-        if columns is not None and tile is None and _can_sweep(call):
-            try:
-                sweep(call, prepare_lse(lse), columns, interleaved, (entropy, distance), cells, spec)
-                swept = True
-            except DriverError as error:
-                remember_failure(error)
-        if not swept:
-            _launch(call, lse, entropies, columns, distances, cells, spec, tile)
+    if 0 not in call.shape:
+        _launch(call, lse, entropies, columns, distances, cells, spec, tile)
     if cells is not None and spec is not None and spec.reduce == "mean":
         cells /= q_len // spec.rows * (kv_len // spec.cols)
     rows = (None if sums is None else sums[..., :q_len].contiguous() for sums in (entropies, distances))
