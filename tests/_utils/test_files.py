@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,17 @@ class TestJsonLines:
         writing.start()
         assert path.read_bytes() == b'{"step": 3}\n'
         writing.join()
+
+
+def test_threads_may_replace_the_same_file(tmp_path):
+    """Each thread removes folders that killed processes left behind, but not those of other threads."""
+
+    def replace(text):
+        for _ in range(50):
+            with replacing(tmp_path / "file") as temporary:
+                temporary.write_text(text)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(replace, "abcd"))
+    assert (tmp_path / "file").read_text() in "abcd"
+    assert os.listdir(tmp_path) == ["file"]

@@ -8,12 +8,14 @@ import re
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 _live: set[str] = set()  # names of the folders this process is using
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -23,11 +25,12 @@ def temporary_folder(target: Path) -> Iterator[Path]:
     Its name contains the host and the process id. A later call for the same target removes folders of processes on
     this host that have ended.
     """
-    _remove_stale(target)
-    folder = Path(
-        tempfile.mkdtemp(prefix=f"{_stem(target)}{host_id()}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
-    )
-    _live.add(folder.name)
+    with _lock:  # else another thread would remove a folder that is not in `_live` yet
+        _remove_stale(target)
+        folder = Path(
+            tempfile.mkdtemp(prefix=f"{_stem(target)}{host_id()}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
+        )
+        _live.add(folder.name)
     try:
         yield folder
     finally:
