@@ -34,6 +34,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr("clearhead.ops.tiled.schedule.TILE", (3, 4))
     monkeypatch.setattr("clearhead.ops.tiled.schedule.RANGED_TILE", (3, 4))
     monkeypatch.setattr("clearhead.ops.tiled.schedule.FULL_TILE_ALIGNMENT", 2)
+    monkeypatch.setattr("clearhead.ops.native.functions.MIN_CELLS", 50)  # smaller problems stay in torch
     monkeypatch.setattr("clearhead.ops.tiled.attention.MIN_KEYS_WITHOUT_ROW_MAX", 5)
     monkeypatch.setattr("clearhead.weights.cells.CELLS_PER_STRIP", 30)
     monkeypatch.setattr("clearhead.weights.strips.CELLS_PER_STRIP", 200)

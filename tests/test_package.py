@@ -95,7 +95,7 @@ class TestCommandLine:
 
     def test_doctor_json_lists_backends_and_refusals(self):
         printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
-        assert set(printed) == {"versions", "devices", "cases", "tiles", "hopper", "extras"}
+        assert set(printed) == {"versions", "devices", "cases", "tiles", "native", "hopper", "extras"}
         windowed = next(case for case in printed["cases"] if case["name"] == "windowed")
         assert windowed["able"][:2] == ["streaming", "reference"]
         assert "Window(before=255)" in windowed["refusals"]["sdpa"][0]

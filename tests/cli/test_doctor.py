@@ -12,6 +12,7 @@ from clearhead.cli.diagnosis import hopper_kernels
 from clearhead.ops.arguments import build_call
 from clearhead.ops.gpu import GPU
 from clearhead.ops.hopper import support
+from clearhead.ops.native import functions
 from clearhead.ops.triton import backend
 from support.hostile_input import run_cli
 
@@ -39,6 +40,15 @@ def test_hopper_kernels_are_not_available_without_cuda(without_cuda, monkeypatch
     assert line in run_cli("doctor").stdout.splitlines()
     document = json.loads(run_cli("doctor", "--json").stdout)
     assert document["hopper"] == {"available": False, "reasons": ["device cpu is not cuda"]}
+
+
+def test_functions_for_the_cpu_are_shown(monkeypatch):
+    assert "functions for the CPU (C++): available" in run_cli("doctor").stdout.splitlines()
+    monkeypatch.setattr(functions, "unavailable_reasons", lambda: ["none of g++, c++, clang++ was found"])
+    line = "functions for the CPU (C++): not available: none of g++, c++, clang++ was found"
+    assert line in run_cli("doctor").stdout.splitlines()
+    document = json.loads(run_cli("doctor", "--json").stdout)
+    assert document["native"] == {"available": False, "reasons": ["none of g++, c++, clang++ was found"]}
 
 
 def test_missing_triton_is_the_reason(without_cuda, monkeypatch):

@@ -16,6 +16,7 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.gpu import shared_memory_of
 from clearhead.ops.hopper import support
 from clearhead.ops.masks import Causal, Dense, Padding, Window
+from clearhead.ops.native import functions
 
 REPORTED_PACKAGES = ("clearhead", "torch", "triton", "numpy", "safetensors", "jaxtyping")
 
@@ -41,8 +42,8 @@ class TileChoice:
 
 
 @dataclass(frozen=True)
-class HopperKernels:
-    """Availability of the kernels for Hopper GPUs on this machine."""
+class CompiledKernels:
+    """Availability on this machine of kernels in C++ or CUDA C++, which are compiled when they are first needed."""
 
     available: bool
     reasons: list[str]
@@ -64,7 +65,8 @@ class Diagnosis:
     devices: list[str]
     cases: list[BackendCase]
     tiles: list[TileChoice]
-    hopper: HopperKernels
+    native: CompiledKernels
+    hopper: CompiledKernels
     extras: dict[str, Extra]
 
 
@@ -75,6 +77,7 @@ def diagnose() -> Diagnosis:
         _devices(),
         [case for device in _device_names() for case in _examine(device)],
         [choice for name, call in _wide_calls().items() for choice in tile_choices(name, call)],
+        native_kernels(),
         hopper_kernels(_example_calls(_device_names()[-1])["plain"]),
         {name: Extra(not missing_packages(name), missing_packages(name)) for name in EXTRAS},
     )
@@ -108,11 +111,17 @@ def tile_choices(name: str, call: AttentionCall) -> list[TileChoice]:
     ]
 
 
-def hopper_kernels(call: AttentionCall) -> HopperKernels:
+def native_kernels() -> CompiledKernels:
+    """Return whether the functions in C++ for statistics on the CPU can be compiled, and the reasons if not."""
+    reasons = functions.unavailable_reasons()
+    return CompiledKernels(not reasons, reasons)
+
+
+def hopper_kernels(call: AttentionCall) -> CompiledKernels:
     """Return whether the kernels in CUDA C++ support long calls like this one, and the reasons if not."""
     reasons = list(map(str, dispatch.BACKENDS["triton"].unsupported_reasons(call, "statistics")))
     reasons = reasons or support.unsupported_reasons(call, min_cells=0)
-    return HopperKernels(not reasons, reasons)
+    return CompiledKernels(not reasons, reasons)
 
 
 def _wide_calls() -> dict[str, AttentionCall]:

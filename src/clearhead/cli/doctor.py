@@ -16,8 +16,9 @@ from clearhead.cli.options import JsonOption
 def doctor(as_json: JsonOption = False) -> None:
     """Show versions, devices, and the attention calls that each backend supports on this machine.
 
-    One line shows whether the kernels for Hopper GPUs are available. On a GPU, also show the tiles of the
-    Triton kernels. A tile is smaller than the preferred one if that would not fit into shared memory.
+    Two lines show whether the functions in C++ for the CPU and the kernels for Hopper GPUs are available. On a GPU,
+    also show the tiles of the Triton kernels. A tile is smaller than the preferred one if that would not fit into
+    shared memory.
     """
     from clearhead.cli.diagnosis import diagnose
 
@@ -29,9 +30,10 @@ def doctor(as_json: JsonOption = False) -> None:
     console.print(Text("  ").join(Text(name, "bold") + f" {version}" for name, version in diagnosis.versions.items()))
     for device in diagnosis.devices:
         console.print(device)
-    hopper = diagnosis.hopper
-    state = "available" if hopper.available else f"not available: {'; '.join(hopper.reasons)}"
-    console.print(Text(f"kernels for Hopper GPUs (CUDA C++): {state}"))
+    compiled = {"functions for the CPU (C++)": diagnosis.native, "kernels for Hopper GPUs (CUDA C++)": diagnosis.hopper}
+    for name, kernels in compiled.items():
+        state = "available" if kernels.available else f"not available: {'; '.join(kernels.reasons)}"
+        console.print(Text(f"{name}: {state}"))
     for name, extra in diagnosis.extras.items():
         missing = f"missing {', '.join(extra.missing)}: pip install 'clearhead[{name}]'"
         console.print(Text(f"extra {name}: {'installed' if extra.installed else missing}"))

@@ -13,7 +13,11 @@
 #include <new>
 #include <vector>
 
+#include "exponential.h"
+
 namespace {
+
+using simd::from_bits;
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr int64_t LANES = 16;
@@ -63,12 +67,6 @@ struct Call {
   int64_t rows;     // of all tiles
 };
 
-inline float from_bits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 inline float widen(float value) { return value; }
 
 struct BFloat16 {
@@ -97,24 +95,6 @@ inline Lanes widen_lanes(const Float16* source) {
   const Words magnitude = (Words)((Lanes)((bits & 0x7fff) << 13) * 0x1p112f);
   const Words special = (Words)((bits & 0x7c00) == 0x7c00) & 0x7f800000u;
   return (Lanes)(magnitude | special | ((bits & 0x8000) << 16));
-}
-
-// exp(x) for x ≤ 0, with an error of about one unit in the last place; 0 where it is not a normal number
-inline float exp_of(float x) {
-  const float clamped = x < -87.0f ? -87.0f : x;
-  const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 · 2^23 rounds to an integer
-  const float power = shifted - 12582912.0f;
-  float r = clamped - power * 0.693359375f;  // ln 2 in two parts
-  r = r - power * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  const float fraction = p * r * r + r + 1.0f;
-  const float result = fraction * from_bits(uint32_t(int32_t(power) + 127) << 23);
-  return x < -87.0f ? 0.0f : result;
 }
 
 // Write slots of a block as [dims, width], width being `stride`.
@@ -219,7 +199,7 @@ void reduce(const Call& call, const Tile& tile, int64_t row, int64_t head, int64
   float total = 0, spread = 0;
 #pragma omp simd reduction(+ : total, spread)
   for (int64_t j = 0; j < count; ++j) {
-    const float log = scores[j] - pivot, exponential = exp_of(log);
+    const float log = scores[j] - pivot, exponential = simd::exponential(log).value;
     scores[j] = exponential;
     total += exponential;
     spread += exponential == 0 ? 0.0f : exponential * log;  // not 0 · −inf

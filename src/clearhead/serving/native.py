@@ -1,6 +1,6 @@
 """`NativeKernel`: attention rows on a CPU, by functions in C++ that are compiled when a server starts.
 
-One source serves all layers, dtypes and layouts of the cache, and takes a second to compile.
+One source serves all layers, dtypes and layouts of the cache. It takes a second to compile, once on each machine.
 """
 
 from __future__ import annotations
@@ -8,10 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import os
-import shutil
-import subprocess
-import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,24 +17,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.ops.native.library import load_library
 from clearhead.serving.layers import ServedLayer
 from clearhead.serving.paged import PagedCache
 from clearhead.serving.statistics import StatisticsWanted
 
 log = logging.getLogger("clearhead.serving")
 SOURCE = Path(__file__).with_name("attention_rows.cpp")
-COMPILERS = ("c++", "g++", "clang++")
-# the sums of statistics state in the source that they may be reordered; other products and sums may be fused
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-march=native",
-    "-fopenmp",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-)
-SECONDS_TO_COMPILE = 300
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 DONE, OUT_OF_RANGE = 0, 1  # results of the C++ function
 FIRST_KEY, NO_KEY = (0, 1), (0, 0)  # spans
@@ -72,18 +57,9 @@ class Tile(NamedTuple):
 @functools.cache
 def native_kernel() -> NativeKernel | None:
     """Compile and load the functions, once per process. Return None if that fails, after a warning."""
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
     try:
-        if compiler is None:
-            raise OSError(f"none of {', '.join(COMPILERS)} was found")
-        with tempfile.TemporaryDirectory(prefix="clearhead-") as folder:
-            target = str(Path(folder, "attention_rows.so"))
-            command = [*compiler.split(), *FLAGS, "-shared", "-fPIC", str(SOURCE), "-o", target]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_TO_COMPILE, check=False)
-            if done.returncode:
-                raise OSError(f"{compiler} failed: {done.stderr.strip().partition(chr(10))[0]}")
-            return NativeKernel(ctypes.CDLL(target))
-    except (OSError, subprocess.SubprocessError) as error:
+        return NativeKernel(load_library(SOURCE))
+    except OSError as error:
         log.warning("the C++ kernel was not compiled (%s); attention is computed by slower functions", error)
         return None
 

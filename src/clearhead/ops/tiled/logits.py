@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead.ops._precision import uses_tf32
 from clearhead.ops.call import AttentionCall
 from clearhead.ops.key_ranges import KeyRanges
+from clearhead.ops.native import functions as native
 from clearhead.ops.tiled.schedule import FoldedShape, KeyTile, QueryBlock
 
 MIN_EXP_ARGUMENT = {torch.float32: -87.0, torch.float64: -708.0}  # below this, exp gives subnormal numbers or 0
@@ -210,11 +211,15 @@ def exp_(
     may_underflow: bool,
     out: Float[Tensor, "*tile"] | None = None,
 ) -> Float[Tensor, "*tile"]:
-    """Compute exp, in place or into `out`, without the slow path below the smallest normal number.
+    """Compute exp of contiguous logs, in place or into `out`, without the slow path below the smallest normal number.
 
     MKL's exp takes 20 to 200 times longer if the result underflows, which is common in masked tiles and sharp heads.
     So `logs` is clamped in place. In masked tiles, cells at that bound are then set to exactly 0.
     """
+    if not native.unsupported_reasons(logs, logs.numel()):
+        out = logs if out is None else out
+        native.native_functions().exponentials(logs.data_ptr(), out.data_ptr(), logs.numel(), torch.get_num_threads())
+        return out
     lowest = MIN_EXP_ARGUMENT[logs.dtype]
     if masked or may_underflow:
         logs.clamp_(min=lowest)
