@@ -48,7 +48,7 @@ class Tile:
         scratch = torch.full((compiled.scratch_size(heads, rows, keys),), torch.nan)
         positions = torch.full((heads,), position)
         compiled.add_tile(
-            functions.TileCall(
+            functions.SumCall(
                 logs.data_ptr(),
                 None if self.weights is None else self.weights.data_ptr(),
                 self.entropies.data_ptr(),

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from clearhead.ops.native.library import find_compiler, load_library
+from clearhead.ops.tiled.schedule import FoldedShape, QueryBlock
 
 SOURCE = Path(__file__).with_name("tiles.cpp")
 MIN_CELLS = 2**18  # compiling for a second, once on each machine, would not pay for fewer
 
 
-class TileCall(ctypes.Structure):
-    """Arguments of `add_tile`, in the order of its struct `Call`."""
+class SumCall(ctypes.Structure):
+    """Arguments of `add_tile`, in the order of its struct."""
 
     _fields_ = [
         *(
@@ -28,6 +29,15 @@ class TileCall(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("heads", "rows", "keys", "first_key", "row_stride", "column_stride", "threads")
         ),
+    ]
+
+
+class TopCall(ctypes.Structure):
+    """Arguments of `add_top`, in the order of its struct."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("logs", "values", "keys_of")),
+        *((name, ctypes.c_int64) for name in ("heads", "rows", "keys", "first_key", "row_stride", "top", "threads")),
     ]
 
 
@@ -78,8 +88,23 @@ def _load() -> ctypes.CDLL | OSError:
 
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the types of the functions of a library."""
-    library.add_tile.argtypes, library.add_tile.restype = [ctypes.POINTER(TileCall)], None
+    library.add_tile.argtypes, library.add_tile.restype = [ctypes.POINTER(SumCall)], None
+    library.add_top.argtypes, library.add_top.restype = [ctypes.POINTER(TopCall)], None
     library.scratch_size.argtypes, library.scratch_size.restype = [ctypes.c_int64] * 3, ctypes.c_int64
     library.exponentials.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     library.exponentials.restype = None
     return library
+
+
+def first_head(shape: FoldedShape, block: QueryBlock) -> int:
+    """Return the index of the first of the block's heads, counted over all sequences.
+
+    The others follow it, because a block has several key heads only with all query heads that read them.
+    """
+    _, kv_heads, group, _, _ = shape
+    return (block.batch.start * kv_heads + block.kv_heads.start) * group + block.group.start
+
+
+def address(tensor: Tensor | None, index: int) -> int | None:
+    """Return the address of an element of a contiguous tensor."""
+    return None if tensor is None else tensor.data_ptr() + index * tensor.element_size()

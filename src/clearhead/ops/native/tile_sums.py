@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.ops.native.functions import TileCall, native_functions
+from clearhead.ops.native.functions import SumCall, address, first_head, native_functions
 from clearhead.ops.statistics import StatisticsRequest
 from clearhead.ops.tiled.logits import BlockLogits, FoldedCall
 from clearhead.ops.tiled.schedule import KeyTile
@@ -23,36 +23,36 @@ class NativeSums:
 
     def __init__(self, folded: FoldedCall, request: StatisticsRequest, *, keep_weights: bool) -> None:
         self._functions = native_functions()
-        batch, self._kv_heads, self._group, q_len, kv_len = folded.shape
+        self._shape = folded.shape
+        batch, kv_heads, group, q_len, kv_len = folded.shape
         self._starts = folded.positions[:, 0].long()
 
         def zeros(requested: bool, length: int) -> Tensor | None:
             if not requested:
                 return None
-            return folded.key.new_zeros((batch, self._kv_heads, self._group, length), dtype=torch.float64)
+            return folded.key.new_zeros((batch, kv_heads, group, length), dtype=torch.float64)
 
         self.entropies, self.distances = zeros(request.entropy, q_len), zeros(request.distance, q_len)
         self.columns = zeros(request.received, kv_len)
         self._scratch, self._weights = folded.key.new_empty(0), folded.key.new_empty(0) if keep_weights else None
-        self._call = TileCall(row_stride=q_len, column_stride=kv_len, threads=torch.get_num_threads())
+        self._call = SumCall(row_stride=q_len, column_stride=kv_len, threads=torch.get_num_threads())
 
     def start_block(self, logits: BlockLogits, may_underflow: bool) -> None:
         """Begin a block of rows."""
         block, call = logits.block, self._call
         call.heads, call.rows = logits.shape[:3].numel(), logits.shape[3]
-        # adjacent ones, because a block has several key heads only with all query heads that read them
-        self._head = (block.batch.start * self._kv_heads + block.kv_heads.start) * self._group + block.group.start
+        self._head = first_head(self._shape, block)
         starts = self._starts if len(self._starts) == 1 else self._starts[block.batch]
         self._positions = (starts + block.rows.start).repeat_interleave(call.heads // len(starts))
         call.positions = self._positions.data_ptr()
         first_row = self._head * call.row_stride + block.rows.start
-        call.entropies, call.distances = _address(self.entropies, first_row), _address(self.distances, first_row)
+        call.entropies, call.distances = address(self.entropies, first_row), address(self.distances, first_row)
 
     def add(self, logs: Float[Tensor, "key_heads rows keys"], tile: KeyTile) -> Float[Tensor, "key_heads rows keys"]:
         """Add the log weights of a tile. Return its weights, which the next tile overwrites, or an empty tensor."""
         call = self._call
         call.logs, call.first_key, call.keys = logs.data_ptr(), tile.keys.start, logs.shape[2]
-        call.columns = _address(self.columns, self._head * call.column_stride + tile.keys.start)
+        call.columns = address(self.columns, self._head * call.column_stride + tile.keys.start)
         size = self._functions.scratch_size(call.heads, call.rows, call.keys)
         if len(self._scratch) < size:
             self._scratch = logs.new_empty(size)
@@ -66,8 +66,3 @@ class NativeSums:
 
     def end_block(self) -> None:
         """End a block of rows, whose sums are complete."""
-
-
-def _address(tensor: Float[Tensor, ...] | None, index: int) -> int | None:
-    """Return the address of an element of a contiguous tensor."""
-    return None if tensor is None else tensor.data_ptr() + index * tensor.element_size()

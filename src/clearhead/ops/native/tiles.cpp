@@ -1,7 +1,11 @@
-// Weights of a tile of the attention matrix on a CPU, and sums over it, from its log weights.
+// Weights of a tile of the attention matrix on a CPU, sums over it, and its largest weights, from its log weights.
 //
-// Each log weight is read once, while it is in the cache. Sums of a few rows are added in float32, and those of many rows
+// Each function reads a log weight once, while it is in the cache. Sums of a few rows are added in float32, and those of many rows
 // and of many tiles in float64. The order of all additions is the same for any number of threads.
+
+#if defined(__SSE__)
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <limits>
@@ -16,7 +20,7 @@ constexpr int64_t ROWS = 4;             // whose weights are in registers at the
 constexpr int64_t CHUNK = 64;           // rows whose column sums are added in float32
 constexpr int64_t MIN_CELLS = 1 << 14;  // of each thread: to start one takes as long as a few thousand cells
 
-struct Call {
+struct SumCall {
   const float* logs;         // [heads, rows, keys]; −inf is masked
   float* weights;            // of the same shape, or null
   double* entropies;         // [heads, row_stride], added to, or null
@@ -61,7 +65,7 @@ inline Floats add_vector(Floats logs, Floats distance, Sums& sums) {
 
 // Add COUNT rows of a head to its row sums and to the column sums of their chunk.
 template <int COUNT, bool DISTANCE, bool WEIGHTS>
-void add_rows(const Call& call, int64_t head, int64_t row, float* columns) {
+void add_rows(const SumCall& call, int64_t head, int64_t row, float* columns) {
   const int64_t offset = (head * call.rows + row) * call.keys, whole = call.keys / LANES * LANES;
   const float* logs = call.logs + offset;
   float* weights = WEIGHTS ? call.weights + offset : nullptr;
@@ -97,7 +101,7 @@ void add_rows(const Call& call, int64_t head, int64_t row, float* columns) {
 }
 
 template <bool DISTANCE, bool WEIGHTS>
-void add_chunk(const Call& call, int64_t head, int64_t chunk) {
+void add_chunk(const SumCall& call, int64_t head, int64_t chunk) {
   float* columns = call.scratch + (head * chunk_count(call.rows) + chunk) * padded(call.keys);
   std::fill(columns, columns + padded(call.keys), 0.0f);
   const int64_t stop = std::min(call.rows, (chunk + 1) * CHUNK);
@@ -106,12 +110,106 @@ void add_chunk(const Call& call, int64_t head, int64_t chunk) {
   for (; row < stop; ++row) add_rows<1, DISTANCE, WEIGHTS>(call, head, row, columns);
 }
 
-void add_columns(const Call& call, int64_t head) {
+void add_columns(const SumCall& call, int64_t head) {
   const int64_t chunks = chunk_count(call.rows), stride = padded(call.keys);
   const float* partial = call.scratch + head * chunks * stride;
   double* columns = call.columns + head * call.column_stride;
   for (int64_t chunk = 0; chunk < chunks; ++chunk)
     for (int64_t key = 0; key < call.keys; ++key) columns[key] += double(partial[chunk * stride + key]);
+}
+
+struct TopCall {
+  const float* logs;  // [heads, rows, keys]; −inf is masked
+  float* values;      // [heads, row_stride, top]: largest log weights so far, in descending order
+  int32_t* keys_of;   // [heads, row_stride, top]: their keys; −1 for −inf and NaN
+  int64_t heads, rows, keys, first_key, row_stride, top, threads;
+};
+
+constexpr int64_t MAX_TOP = 64;
+constexpr int64_t VECTORS = 8;  // compared with the last of the largest log weights at the same time
+
+// Return a bit for each lane of a comparison.
+inline uint32_t bits_of_lanes(Words mask) {
+#if defined(__AVX512F__)
+  return _mm512_cmplt_epi32_mask((__m512i)mask, _mm512_setzero_si512());
+#elif defined(__AVX__)
+  return uint32_t(_mm256_movemask_ps((__m256)mask));
+#elif defined(__SSE__)
+  return uint32_t(_mm_movemask_ps((__m128)mask));
+#else
+  uint32_t bits = 0;
+  for (int lane = 0; lane < LANES; ++lane) bits |= (mask[lane] & 1u) << lane;
+  return bits;
+#endif
+}
+
+// Largest log weights of a row, in descending order, and their keys. The first of equal ones comes first.
+class Largest {
+ public:
+  Largest(int64_t top, const float* values, const int32_t* keys) : top(top) {
+    this->values[0] = std::numeric_limits<float>::infinity();  // precedes all, and is never moved
+    std::copy(values, values + top, this->values + 1);
+    std::copy(keys, keys + top, this->keys + 1);
+  }
+
+  float last() const { return values[top]; }
+
+  void insert(float value, int32_t key) {
+    if (value != value) return insert_nan();
+    for (int64_t start = (top - 1) / LANES * LANES; start >= 0; start -= LANES) {
+      const Floats before = load(values + start), here = load(values + start + 1);
+      const auto moves = value > before, fits = value > here;  // a larger value moves those behind it by one
+      store(values + start + 1, moves ? before : (fits ? Floats{} + value : here));
+      Words keys_before, keys_here;
+      std::memcpy(&keys_before, keys + start, sizeof keys_before);
+      std::memcpy(&keys_here, keys + start + 1, sizeof keys_here);
+      const Words chosen = moves ? keys_before : (fits ? Words{} + uint32_t(key) : keys_here);
+      std::memcpy(keys + start + 1, &chosen, sizeof chosen);
+      if (!(value > before[0])) break;
+    }
+  }
+
+  void write(float* values, int32_t* keys) const {
+    std::copy(this->values + 1, this->values + 1 + top, values);
+    std::copy(this->keys + 1, this->keys + 1 + top, keys);
+  }
+
+ private:
+  // NaN precedes all numbers, as in torch.topk, and no number precedes it: comparisons with it are false.
+  void insert_nan() {
+    int64_t count = 0;
+    while (count < top && values[1 + count] != values[1 + count]) ++count;
+    if (count == top) return;
+    std::copy_backward(values + 1 + count, values + top, values + 1 + top);
+    std::copy_backward(keys + 1 + count, keys + top, keys + 1 + top);
+    values[1 + count] = std::numeric_limits<float>::quiet_NaN();
+    keys[1 + count] = -1;
+  }
+
+  const int64_t top;
+  float values[1 + MAX_TOP + LANES] = {};  // what follows the last one is not read
+  int32_t keys[1 + MAX_TOP + LANES] = {};
+};
+
+void add_row(const TopCall& call, int64_t head, int64_t row) {
+  const float* logs = call.logs + (head * call.rows + row) * call.keys;
+  const int64_t offset = (head * call.row_stride + row) * call.top;
+  Largest largest(call.top, call.values + offset, call.keys_of + offset);
+  const auto add = [&](int64_t key) {
+    if (!(logs[key] <= largest.last())) largest.insert(logs[key], int32_t(call.first_key + key));  // NaN is not ≤ either
+  };
+  const auto above = [&](int64_t key) { return ~(Words)(load(logs + key) <= Floats{} + largest.last()); };
+  const int64_t step = VECTORS * LANES, whole = call.keys / step * step;
+  for (int64_t start = 0; start < whole; start += step) {
+    Words any = {};
+#pragma GCC unroll 8
+    for (int64_t vector = 0; vector < VECTORS; ++vector) any |= above(start + vector * LANES);
+    if (bits_of_lanes(any) == 0) continue;
+    for (int64_t key = start; key < start + step; key += LANES)
+      for (uint32_t bits = bits_of_lanes(above(key)); bits != 0; bits &= bits - 1) add(key + __builtin_ctz(bits));
+  }
+  for (int64_t key = whole; key < call.keys; ++key) add(key);
+  largest.write(call.values + offset, call.keys_of + offset);
 }
 
 }  // namespace
@@ -122,8 +220,8 @@ extern "C" {
 int64_t scratch_size(int64_t heads, int64_t rows, int64_t keys) { return heads * chunk_count(rows) * padded(keys); }
 
 // Add the sums of a tile to `entropies`, `distances` and `columns`.
-void add_tile(const Call* pointer) {
-  const Call& call = *pointer;
+void add_tile(const SumCall* pointer) {
+  const SumCall& call = *pointer;
   const int64_t chunks = chunk_count(call.rows);
   const int threads = thread_count(call.heads * call.rows * call.keys, call.threads);
   const auto with_distances = call.weights == nullptr ? add_chunk<true, false> : add_chunk<true, true>;
@@ -138,6 +236,14 @@ void add_tile(const Call* pointer) {
       for (int64_t head = 0; head < call.heads; ++head) add_columns(call, head);
     }
   }
+}
+
+// Add a tile to the largest log weights of its rows.
+void add_top(const TopCall* pointer) {
+  const TopCall& call = *pointer;
+  const int64_t rows = call.heads * call.rows;
+#pragma omp parallel for schedule(static) num_threads(thread_count(rows * call.keys, call.threads))
+  for (int64_t item = 0; item < rows; ++item) add_row(call, item / call.rows, item % call.rows);
 }
 
 // Replace log weights by their weights, or write these to other memory and clamp the log weights, so that their products

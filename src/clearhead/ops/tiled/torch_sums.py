@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clearhead.ops.statistics import StatisticsRequest
 from clearhead.ops.tiled.logits import BlockLogits, FoldedCall, ScratchMemory, exp_
+from clearhead.ops.tiled.products import few_products
 from clearhead.ops.tiled.schedule import KeyTile
 
 
@@ -127,11 +128,11 @@ class _RowDistances:
 
     def _add_left(self, weights: Float[Tensor, "heads rows keys"], keys: slice) -> None:
         skipped = self.shared.kv_len - self.left
-        self.on_left.append(_products(weights, self.shared.down[:, skipped + keys.start : skipped + keys.stop]))
+        self.on_left.append(few_products(weights, self.shared.down[:, skipped + keys.start : skipped + keys.stop]))
 
     def _add_right(self, weights: Float[Tensor, "heads rows keys"], keys: slice) -> None:
         skipped = 1 - self.right
-        self.on_right.append(_products(weights, self.shared.up[:, skipped + keys.start : skipped + keys.stop]))
+        self.on_right.append(few_products(weights, self.shared.up[:, skipped + keys.start : skipped + keys.stop]))
 
     def total(self) -> Float[Tensor, "b k g rows"]:
         near, on_left, on_right = (_sum_parts(parts) for parts in (self.near, self.on_left, self.on_right))
@@ -148,10 +149,3 @@ class _RowDistances:
                 between.clear()
             between[key] = self.logits.distance(keys)
         return between[key]
-
-
-def _products(
-    weights: Float[Tensor, "heads rows keys"], columns: Float[Tensor, "columns keys"]
-) -> Float[Tensor, "heads columns rows"]:
-    """Return the products of weights and a few columns. MKL multiplies a matrix by one vector in a single thread."""
-    return torch.bmm(columns.expand(weights.shape[0], -1, -1), weights.mT)
