@@ -152,6 +152,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/attention_cpu.py
+	$(BIN)/python benchmarks/native_cpu.py
 	$(BIN)/python benchmarks/operators_cpu.py
 	$(BIN)/python benchmarks/layer_cpu.py
 	$(BIN)/python benchmarks/translation.py

@@ -32,7 +32,7 @@ typer.testing._get_command = cache(typer.testing._get_command)  # CliRunner woul
 def small_tiles(monkeypatch):
     """Set tiles so small that a tiny problem has several, with edges at any position."""
     monkeypatch.setattr("clearhead.ops.tiled.schedule.TILE", (3, 4))
-    monkeypatch.setattr("clearhead.ops.tiled.schedule.RANGED_TILE", (3, 4))
+    monkeypatch.setattr("clearhead.ops.tiled.schedule.NARROW_TILE", (3, 4))
     monkeypatch.setattr("clearhead.ops.tiled.schedule.FULL_TILE_ALIGNMENT", 2)
     monkeypatch.setattr("clearhead.ops.native.functions.MIN_CELLS", 50)  # smaller problems stay in torch
     monkeypatch.setattr("clearhead.ops.tiled.attention.MIN_KEYS_WITHOUT_ROW_MAX", 5)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import socket
-import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 _live: set[str] = set()  # names of the folders this process is using
-_lock = threading.Lock()
 
 
 @contextmanager
@@ -25,13 +23,11 @@ def temporary_folder(target: Path) -> Iterator[Path]:
     Its name contains the host and the process id. A later call for the same target removes folders of processes on
     this host that have ended.
     """
-    with _lock:  # else another thread would remove a folder that is not in `_live` yet
-        _remove_stale(target)
-        folder = Path(
-            tempfile.mkdtemp(prefix=f"{_stem(target)}{host_id()}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
-        )
-        _live.add(folder.name)
+    _remove_stale(target)
+    folder = target.parent / f"{_stem(target)}{host_id()}-{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    _live.add(folder.name)  # before it exists: other threads remove folders of this process that are not live
     try:
+        folder.mkdir(mode=0o700)
         yield folder
     finally:
         _live.discard(folder.name)

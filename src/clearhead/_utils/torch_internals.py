@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor, peek_interpreter_stack  # pyright: ignore[reportMissingImports]
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as modules_of_torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_map as tree_map
 
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # other classes, such as FakeTensor, represent tensors in a trace
@@ -40,6 +41,11 @@ def is_fake(tensor: Tensor) -> bool:
 def in_functorch_transform() -> bool:
     """Return whether this code runs under vmap, grad or another functorch transform."""
     return peek_interpreter_stack() is not None
+
+
+def in_dispatch_mode() -> bool:
+    """Return whether a mode sees each operation of torch, as `make_fx` does: it would not see other functions."""
+    return _get_current_dispatch_mode() is not None
 
 
 def is_jit_tracing() -> bool:

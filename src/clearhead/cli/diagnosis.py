@@ -77,7 +77,7 @@ def diagnose() -> Diagnosis:
         _devices(),
         [case for device in _device_names() for case in _examine(device)],
         [choice for name, call in _wide_calls().items() for choice in tile_choices(name, call)],
-        native_kernels(),
+        cpu_functions(),
         hopper_kernels(_example_calls(_device_names()[-1])["plain"]),
         {name: Extra(not missing_packages(name), missing_packages(name)) for name in EXTRAS},
     )
@@ -111,7 +111,7 @@ def tile_choices(name: str, call: AttentionCall) -> list[TileChoice]:
     ]
 
 
-def native_kernels() -> CompiledKernels:
+def cpu_functions() -> CompiledKernels:
     """Return whether the functions in C++ for statistics on the CPU can be compiled, and the reasons if not."""
     reasons = functions.unavailable_reasons()
     return CompiledKernels(not reasons, reasons)

@@ -77,6 +77,16 @@ def test_a_folder_that_others_can_write_to_is_not_used(cache, source):
     assert list(cache.iterdir()) == []
 
 
+def test_a_library_that_others_can_write_to_is_compiled_again(cache, source, compilations):
+    load_library(source)
+    (file,) = cache.iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    count = len(compilations)
+    file.chmod(0o666)
+    assert load_library(source).answer() == 42
+    assert len(compilations) > count
+
+
 def test_libraries_are_compiled_without_a_cache_folder(tmp_path, source, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -105,6 +115,32 @@ def test_missing_and_failing_compilers_are_named(source, monkeypatch):
     monkeypatch.setattr(library.shutil, "which", lambda name: None)
     with pytest.raises(OSError, match=r"^none of g\+\+, c\+\+, clang\+\+ was found$"):
         load_library(source)
+
+
+def test_other_systems_compile_nothing(source, monkeypatch):
+    for name, machine in (("system", "Darwin"), ("machine", "s390x")):
+        with monkeypatch.context() as patched:
+            patched.setattr(library.platform, name, lambda machine=machine: machine)
+            with pytest.raises(OSError, match=f"are compiled for Linux on x86-64 or ARM64, not for .*{machine}"):
+                load_library(source)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_command_that_cannot_be_split_is_an_error(source, monkeypatch):
+    monkeypatch.setenv("CXX", '"g++')
+    with pytest.raises(OSError, match="^CXX is '\"g\\+\\+'; expected the command of a compiler: No closing quotation$"):
+        load_library(source)
+    monkeypatch.setenv("CXX", " ")
+    assert load_library(source).answer() == 42
+
+
+@pytest.mark.usefixtures("cache")
+def test_messages_of_a_compiler_may_have_any_encoding(source, tmp_path, monkeypatch):
+    noisy = tmp_path / "a noisy compiler"
+    noisy.write_text("#!/bin/sh\nprintf '\\377' >&2\nexec g++ \"$@\"\n")
+    noisy.chmod(0o755)
+    monkeypatch.setenv("CXX", f"'{noisy}'")
+    assert load_library(source).answer() == 42
 
 
 @pytest.mark.usefixtures("cache")

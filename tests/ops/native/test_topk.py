@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from clearhead import Causal, attention
-from clearhead.ops.native import functions, library, topk
+from clearhead.ops.native import functions, topk
 from clearhead.ops.native.topk import NativeTopK
+from support.native_functions import available_options, compiled_for
 
 
 def largest(compiled, logs, top, *, step, threads=1):
@@ -20,14 +21,9 @@ def largest(compiled, logs, top, *, step, threads=1):
     return values[:, :rows], keys_of[:, :rows].long()
 
 
-@pytest.fixture(params=["-march=native", "-march=x86-64-v3", "-march=x86-64"])
-def compiled(request, monkeypatch, tmp_path_factory):
-    """Return the functions, compiled for one of several instruction sets."""
-    if "x86-64" in request.param and library.platform.machine() != "x86_64":
-        pytest.skip("needs an x86-64 processor")
-    flags = (*(flag for flag in library.FLAGS if "-march" not in flag), request.param)
-    monkeypatch.setattr(library, "FLAGS", flags)
-    return functions.declared(library.load_library(functions.SOURCE))
+@pytest.fixture(params=available_options())
+def compiled(request):
+    return compiled_for(request.param)
 
 
 def test_every_size_gives_the_values_of_torch(compiled):

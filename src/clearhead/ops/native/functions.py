@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clearhead._utils.torch_internals import in_dispatch_mode, is_jit_tracing
 from clearhead.ops.native.library import find_compiler, load_library
 from clearhead.ops.tiled.schedule import FoldedShape, QueryBlock
 
@@ -48,14 +49,14 @@ def unsupported_reasons(like: Tensor, cells: int) -> list[str]:
         like: tensor with the device and the dtype of the log weights.
         cells: number of log weights.
     """
+    if torch.compiler.is_compiling() or in_dispatch_mode() or is_jit_tracing():
+        return ["the call is traced"]
     if like.device.type != "cpu":
         return [f"device {like.device.type} is not cpu"]
     if like.dtype != torch.float32:
         return [f"dtype {like.dtype} is not float32"]
     if cells < MIN_CELLS:
         return [f"{cells} cells are fewer than {MIN_CELLS}"]
-    if torch.compiler.is_compiling():
-        return ["torch.compile traces the call"]
     return unavailable_reasons()
 
 
@@ -77,7 +78,7 @@ def native_functions() -> ctypes.CDLL:
 def _load() -> ctypes.CDLL | OSError:
     try:
         find_compiler()
-    except OSError as error:  # as in most containers
+    except OSError as error:  # not worth a warning: many machines have no compiler
         return error
     try:
         return declared(load_library(SOURCE))

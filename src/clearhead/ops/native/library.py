@@ -13,11 +13,12 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-import torch  # noqa: F401  (loads the OpenMP library that the compiled functions use)
+import torch  # also loads the OpenMP library that the compiled functions use
 
 from clearhead._utils.files import replacing
 
-HEADERS = Path(__file__).parent
+HEADER_FOLDER = Path(__file__).parent
+MACHINES = ("x86_64", "aarch64")
 COMPILERS = ("g++", "c++", "clang++")
 # the sources state which sums may be reordered; other products and sums may be fused
 FLAGS = (
@@ -29,11 +30,13 @@ FLAGS = (
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
-    f"-I{HEADERS}",
+    f"-I{HEADER_FOLDER}",
 )
 # torch's OpenMP library, which is loaded already: a second one would have threads that compete with torch's
 OPENMP_OF_TORCH, OPENMP_OF_COMPILER = ("-shared",), ("-shared", "-fopenmp")
 SECONDS_TO_COMPILE = 300
+SIGNS_OF_ERRORS = (" error: ", "cannot find", "undefined")  # in lines of compilers and linkers
+PROCESSOR_LINES = ("model name", "flags", "features", "cpu implementer", "cpu part", "cpu variant")  # of /proc/cpuinfo
 
 
 def load_library(source: Path) -> ctypes.CDLL:
@@ -48,19 +51,30 @@ def load_library(source: Path) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(prefix="clearhead-") as temporary:
             return _compile(compiler, source, Path(temporary, "library.so"))
     target = folder / f"{source.stem}-{_fingerprint(compiler, source)}.so"
-    if target.is_file():
+    if target.is_file() and _is_private(target):
         with suppress(OSError):  # a damaged file is compiled again
             return ctypes.CDLL(str(target))
     with replacing(target) as temporary:
-        return _compile(compiler, source, temporary)
+        library = _compile(compiler, source, temporary)
+    target.chmod(0o600)
+    return library
 
 
 def find_compiler() -> list[str]:
     """Return the command of the C++ compiler: the variable CXX, or the first one that is installed."""
-    command = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
-    if command is None:
-        raise FileNotFoundError(f"none of {', '.join(COMPILERS)} was found")
-    return shlex.split(command)
+    if platform.system() != "Linux" or platform.machine() not in MACHINES:  # compilers have other options elsewhere
+        machine = f"{platform.system()} on {platform.machine()}"
+        raise OSError(f"functions in C++ are compiled for Linux on x86-64 or ARM64, not for {machine}")
+    command = os.environ.get("CXX", "").strip()
+    if not command:
+        command = next(filter(None, map(shutil.which, COMPILERS)), None)
+        if command is None:
+            raise FileNotFoundError(f"none of {', '.join(COMPILERS)} was found")
+        return [command]
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise OSError(f"CXX is {command!r}; expected the command of a compiler: {error}") from None
 
 
 def cache_folder() -> Path | None:
@@ -69,15 +83,22 @@ def cache_folder() -> Path | None:
     A library that another user could replace must not be loaded.
     """
     try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(base, "clearhead", "native")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        if status.st_mode & 0o022 or status.st_uid != os.getuid() or not os.access(folder, os.W_OK | os.X_OK):
-            return None
-    except (AttributeError, OSError, RuntimeError):  # not a POSIX system; no folder; no home
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        if not base.is_absolute():
+            base = Path.home() / ".cache"
+        folder = base / "clearhead" / "native"
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        usable = _is_private(folder) and os.access(folder, os.W_OK | os.X_OK)
+    except (OSError, RuntimeError):  # the folder cannot be created; there is no home folder
         return None
-    return folder
+    return folder if usable else None
+
+
+def _is_private(path: Path) -> bool:
+    """Return whether a file or folder belongs to this user, and no other user may write to it."""
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _compile(compiler: list[str], source: Path, target: Path) -> ctypes.CDLL:
@@ -95,12 +116,15 @@ def _compile(compiler: list[str], source: Path, target: Path) -> ctypes.CDLL:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_TO_COMPILE, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=SECONDS_TO_COMPILE, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise TimeoutError(f"{command[0]} did not end within {error.timeout:.0f} seconds") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [""]
-        raise OSError(f"{command[0]} failed: {next((line for line in lines if ' error: ' in line), lines[0])}")
+        reason = next((line for line in lines if any(sign in line for sign in SIGNS_OF_ERRORS)), lines[0])
+        raise OSError(f"{command[0]} failed: {reason}")
 
 
 def _fingerprint(compiler: list[str], source: Path) -> str:
@@ -108,7 +132,8 @@ def _fingerprint(compiler: list[str], source: Path) -> str:
     program = Path(shutil.which(compiler[0]) or compiler[0]).resolve()
     status = program.stat()
     parts = [*compiler, str(program), str(status.st_size), str(status.st_mtime_ns), *FLAGS, _processor()]
-    parts += [path.read_text(encoding="utf-8") for path in (source, *sorted(HEADERS.glob("*.h")))]
+    parts += [torch.__version__, torch.__file__]  # whose OpenMP library is used
+    parts += [path.read_text(encoding="utf-8") for path in (source, *sorted(HEADER_FOLDER.glob("*.h")))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -117,5 +142,5 @@ def _processor() -> str:
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         first = lines[: lines.index("")] if "" in lines else lines
-        return "\n".join(line for line in first if line.partition("\t")[0] in ("model name", "flags", "Features"))
+        return "\n".join(line for line in first if line.partition("\t")[0].strip().lower() in PROCESSOR_LINES)
     return f"{platform.machine()} {platform.processor()}"

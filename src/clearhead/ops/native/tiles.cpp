@@ -1,7 +1,7 @@
 // Weights of a tile of the attention matrix on a CPU, sums over it, and its largest weights, from its log weights.
 //
-// Each function reads a log weight once, while it is in the cache. Sums of a few rows are added in float32, and those of many rows
-// and of many tiles in float64. The order of all additions is the same for any number of threads.
+// Each function reads a log weight once, while it is in the cache. Sums of a few rows or keys are added in float32, and
+// those of many in float64. The order of all additions is the same for any number of threads.
 
 #if defined(__SSE__)
 #include <immintrin.h>
@@ -16,9 +16,10 @@ namespace {
 
 using namespace simd;
 
-constexpr int64_t ROWS = 4;             // whose weights are in registers at the same time
-constexpr int64_t CHUNK = 64;           // rows whose column sums are added in float32
-constexpr int64_t MIN_CELLS = 1 << 14;  // of each thread: to start one takes as long as a few thousand cells
+constexpr int64_t ROWS = 4;                // rows of one step: their sums stay in registers
+constexpr int64_t CHUNK = 64;              // number of rows that a column sum adds in float32
+constexpr int64_t SEGMENT = 64 * LANES;    // number of keys that a row sum adds in float32
+constexpr int64_t MIN_CELLS = 1 << 15;     // with fewer, starting threads takes longer than computing in one
 
 struct SumCall {
   const float* logs;         // [heads, rows, keys]; −inf is masked
@@ -31,9 +32,8 @@ struct SumCall {
   int64_t heads, rows, keys, first_key, row_stride, column_stride, threads;
 };
 
-inline int thread_count(int64_t cells, int64_t threads) {
-  return int(std::clamp<int64_t>(cells / MIN_CELLS, 1, threads));
-}
+// All threads or one: OpenMP libraries end the threads that a smaller team does not use, and start them again later.
+inline int thread_count(int64_t cells, int64_t threads) { return cells < MIN_CELLS ? 1 : int(threads); }
 inline int64_t padded(int64_t keys) { return (keys + LANES - 1) / LANES * LANES; }
 inline int64_t chunk_count(int64_t rows) { return (rows + CHUNK - 1) / CHUNK; }
 
@@ -63,17 +63,17 @@ inline Floats add_vector(Floats logs, Floats distance, Sums& sums) {
   return weights.value;
 }
 
-// Add COUNT rows of a head to its row sums and to the column sums of their chunk.
+// Add some keys of COUNT rows of a head to its row sums and to the column sums of their chunk.
 template <int COUNT, bool DISTANCE, bool WEIGHTS>
-void add_rows(const SumCall& call, int64_t head, int64_t row, float* columns) {
-  const int64_t offset = (head * call.rows + row) * call.keys, whole = call.keys / LANES * LANES;
+void add_segment(const SumCall& call, int64_t head, int64_t row, int64_t start, int64_t stop, float* columns) {
+  const int64_t offset = (head * call.rows + row) * call.keys, whole = start + (stop - start) / LANES * LANES;
   const float* logs = call.logs + offset;
   float* weights = WEIGHTS ? call.weights + offset : nullptr;
   Sums sums[COUNT] = {};
   Floats lanes;
   for (int lane = 0; lane < LANES; ++lane) lanes[lane] = float(lane);
   const float first = DISTANCE ? float(call.positions[head] + row - call.first_key) : 0.0f;
-  for (int64_t key = 0; key < whole; key += LANES) {
+  for (int64_t key = start; key < whole; key += LANES) {
     const Floats distance = first - float(key) - lanes;
     Floats total = {};
 #pragma GCC unroll 4
@@ -85,7 +85,7 @@ void add_rows(const SumCall& call, int64_t head, int64_t row, float* columns) {
     }
     store(columns + key, load(columns + key) + total);
   }
-  const int64_t rest = call.keys - whole;
+  const int64_t rest = stop - whole;
   for (int r = 0; rest > 0 && r < COUNT; ++r) {
     Floats values = Floats{} - std::numeric_limits<float>::infinity();
     std::memcpy(&values, logs + r * call.keys + whole, rest * sizeof(float));
@@ -98,6 +98,12 @@ void add_rows(const SumCall& call, int64_t head, int64_t row, float* columns) {
     if (call.entropies != nullptr) call.entropies[index] -= sum_of(sums[r].entropy);
     if (DISTANCE) call.distances[index] += sum_of(sums[r].distance);
   }
+}
+
+template <int COUNT, bool DISTANCE, bool WEIGHTS>
+void add_rows(const SumCall& call, int64_t head, int64_t row, float* columns) {
+  for (int64_t start = 0; start < call.keys; start += SEGMENT)
+    add_segment<COUNT, DISTANCE, WEIGHTS>(call, head, row, start, std::min(call.keys, start + SEGMENT), columns);
 }
 
 template <bool DISTANCE, bool WEIGHTS>
@@ -187,7 +193,7 @@ class Largest {
   }
 
   const int64_t top;
-  float values[1 + MAX_TOP + LANES] = {};  // what follows the last one is not read
+  float values[1 + MAX_TOP + LANES] = {};  // numbers after the last one are never returned
   int32_t keys[1 + MAX_TOP + LANES] = {};
 };
 

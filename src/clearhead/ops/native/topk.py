@@ -10,7 +10,7 @@ from clearhead.ops.native.functions import TopCall, address, first_head, native_
 from clearhead.ops.tiled.logits import BlockLogits, FoldedCall
 from clearhead.ops.tiled.schedule import KeyTile
 
-MAX_TOP = 64  # of the C++ function: to insert one more into a long sorted list takes longer than torch.topk
+MAX_TOP = 64  # limit of the C++ function, which inserts each log weight into a sorted list
 
 
 class NativeTopK:

@@ -45,7 +45,7 @@ def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
     output = call.query.new_empty((batch, kv_heads, group, q_len, value.shape[3]))
     lse = call.query.new_empty((batch, kv_heads, group, q_len), dtype=dtype)
     may_underflow = folded.underflow_bound()
-    scratch = ScratchMemory(max_tile_cells(folded.shape, folded.ranges, lse.device), lse)
+    scratch = ScratchMemory(max_tile_cells(folded.shape, lse.device), lse)
     lowest, tiny = torch.finfo(dtype).min, torch.finfo(dtype).tiny
     for block, tiles in iterate_tiles(folded.shape, folded.ranges, dtype, lse.device):
         logits = BlockLogits(folded, block)
@@ -135,7 +135,7 @@ def score_gradients(
     )
     is_constant = left is None and log_factor is None and distance_factor is None  # in each row, as for log-sum-exp
     may_underflow = folded.underflow_bound()
-    cells = max_tile_cells(folded.shape, folded.ranges, delta.device)
+    cells = max_tile_cells(folded.shape, delta.device)
     first, second = ScratchMemory(cells, delta), ScratchMemory(cells, delta)
     for block, tiles in iterate_tiles(folded.shape, folded.ranges, dtype, delta.device):
         logits = BlockLogits(log_weights, block)

@@ -106,7 +106,7 @@ class _Matrix:
         self.folded = FoldedCall.from_call(call)
         self.log_weights = self.folded.minus_lse(fold_heads(lse, call.key.shape[1]))
         self.may_underflow = self.folded.underflow_bound()
-        self.cells = max_tile_cells(self.folded.shape, self.folded.ranges, lse.device)
+        self.cells = max_tile_cells(self.folded.shape, lse.device)
         self.scratch = ScratchMemory(self.cells, lse)
         self.row_sums: Float[Tensor, "batch kv_heads group q_len"] | None = None  # None: 1 in each row with a key
         if call.sinks is not None:

@@ -213,8 +213,9 @@ def exp_(
 ) -> Float[Tensor, "*tile"]:
     """Compute exp of contiguous logs, in place or into `out`, without the slow path below the smallest normal number.
 
+    `logs` is clamped in place. In masked tiles, cells below that bound give exactly 0.
+
     MKL's exp takes 20 to 200 times longer if the result underflows, which is common in masked tiles and sharp heads.
-    So `logs` is clamped in place. In masked tiles, cells at that bound are then set to exactly 0.
     """
     if not native.unsupported_reasons(logs, logs.numel()):
         out = logs if out is None else out

@@ -18,7 +18,8 @@ from clearhead.ops import key_ranges as key_ranges
 from clearhead.ops.key_ranges import KeyRanges
 
 # rows and keys of a tile: larger ones leave the CPU cache, smaller ones take more calls of torch
-TILE, RANGED_TILE = (512, 512), (256, 1024)  # the second for key ranges: taller tiles have more masked cells
+TILE = (512, 512)
+NARROW_TILE = (256, 1024)  # as many cells, for rows with few keys: taller tiles have more masked cells
 CUDA_CELLS_PER_STEP = 2**25  # CUDA tiles need not fit into a CPU cache
 FULL_TILE_ALIGNMENT = 64  # full tiles begin and end at multiples of this, for fast matrix products
 MAX_CACHED_TILE_MASKS = 8  # per band of rows: masks of partial tiles, cached for the next heads
@@ -47,7 +48,7 @@ def iterate_tiles(
 ) -> Iterator[tuple[QueryBlock, Iterable[KeyTile]]]:
     """Iterate over the blocks and their tiles. Heads are the inner loop, so that they share the masks of a band."""
     batch, kv_heads, group, q_len, kv_len = shape
-    step = _steps(shape, device, ranged=ranges is not None)
+    step = _steps(shape, ranges, device)
     bands = None if ranges is None or 0 in shape else _Bands(ranges, step.rows, kv_len)
     for sequences in split_range(batch, step.batch):
         for rows in split_range(q_len, step.rows):
@@ -61,9 +62,13 @@ def iterate_tiles(
                     yield QueryBlock(sequences, heads, members, rows), tiles
 
 
-def max_tile_cells(shape: FoldedShape, ranges: KeyRanges | None, device: torch.device) -> int:
+def max_tile_cells(shape: FoldedShape, device: torch.device) -> int:
     """Return the maximum number of cells in a tile, the size of scratch memory."""
-    return math.prod(_steps(shape, device, ranged=ranges is not None))
+    return min(math.prod(shape), _cells_per_step(device))
+
+
+def _cells_per_step(device: torch.device) -> int:
+    return CUDA_CELLS_PER_STEP if device.type == "cuda" else torch.get_num_threads() * math.prod(TILE)
 
 
 def split_range(length: int, size: int) -> list[slice]:
@@ -79,18 +84,25 @@ class _Steps(NamedTuple):
     keys: int
 
 
-def _steps(shape: FoldedShape, device: torch.device, *, ranged: bool) -> _Steps:
+def _steps(shape: FoldedShape, ranges: KeyRanges | None, device: torch.device) -> _Steps:
     """Return the step along each axis: a tile per thread, and more heads or sequences if tiles are small."""
     batch, kv_heads, group, q_len, kv_len = (max(1, size) for size in shape)
-    most_rows, most_keys = RANGED_TILE if ranged else TILE
-    cells = CUDA_CELLS_PER_STEP if device.type == "cuda" else torch.get_num_threads() * most_rows * most_keys
+    most_rows, most_keys = NARROW_TILE if ranges is not None and _is_narrow(ranges, kv_len) else TILE
     rows = min(q_len, most_rows)
     keys = min(kv_len, most_rows * most_keys // rows)
-    tiles = max(1, cells // (rows * keys))
+    tiles = max(1, _cells_per_step(device) // (rows * keys))
     step_group = min(group, tiles)
     step_heads = min(kv_heads, tiles // step_group) if step_group == group else 1
     step_batch = min(batch, tiles // (group * kv_heads)) if step_heads == kv_heads and step_group == group else 1
     return _Steps(step_batch, step_heads, step_group, rows, keys)
+
+
+def _is_narrow(ranges: KeyRanges, kv_len: int) -> bool:
+    """Return whether rows have fewer keys on average than a tile has rows."""
+    if kv_len < TILE[0] or ranges.device.type != "cpu":  # on a GPU, counting them would synchronize
+        return True
+    keys = (ranges[:, 1] - ranges[:, 0]).clamp(min=0).sum(dim=0)  # [batch, q_len]
+    return bool(keys.float().mean() < TILE[0])
 
 
 class _MaskedTiles:

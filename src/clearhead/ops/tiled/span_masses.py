@@ -35,4 +35,4 @@ class SpanMasses:
 
     def total(self) -> Float[Tensor, "batch kv_heads group q_len spans"]:
         """Return the sums over all tiles."""
-        return self._sums.mT
+        return self._sums.mT.contiguous()

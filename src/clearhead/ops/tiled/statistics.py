@@ -26,7 +26,7 @@ def entropy_and_product(
     log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
     may_underflow = folded.underflow_bound()
     products = lse.new_zeros((batch, kv_heads, group, q_len, columns.shape[3]))
-    scratch = ScratchMemory(max_tile_cells(folded.shape, folded.ranges, lse.device), lse)
+    scratch = ScratchMemory(max_tile_cells(folded.shape, lse.device), lse)
     sums = _tile_sums(folded, lse, StatisticsRequest(entropy=True), scratch, keep_weights=True)
     for block, tiles in iterate_tiles(folded.shape, folded.ranges, lse.dtype, lse.device):
         logits = BlockLogits(log_weights, block)
@@ -51,7 +51,7 @@ def compute_statistics(
     log_weights = folded.minus_lse(fold_heads(lse, kv_heads))
     may_underflow = folded.underflow_bound()
     masses = None if request.spans is None else SpanMasses(folded, request.spans.members(batch, kv_len, lse))
-    scratch = ScratchMemory(max_tile_cells(folded.shape, folded.ranges, lse.device), lse)
+    scratch = ScratchMemory(max_tile_cells(folded.shape, lse.device), lse)
     needs_weights = request.entropy or request.received or request.distance or masses is not None
     sums = _tile_sums(folded, lse, request, scratch, keep_weights=masses is not None)
     largest = _topk(folded, lse, request.top) if request.top else None
@@ -88,14 +88,14 @@ def compute_statistics(
 def _tile_sums(
     folded: FoldedCall, lse: Tensor, request: StatisticsRequest, scratch: ScratchMemory, *, keep_weights: bool
 ) -> NativeSums | TorchSums:
-    """Return what adds up the tiles of a call: functions in C++ if they support it, else torch."""
+    """Return the object that adds up tiles: by functions in C++ if they support it, else by torch."""
     if native.unsupported_reasons(lse, math.prod(folded.shape)):
         return TorchSums(folded, request, scratch)
     return NativeSums(folded, request, keep_weights=keep_weights)
 
 
 def _topk(folded: FoldedCall, lse: Tensor, top: int) -> NativeTopK | TorchTopK:
-    """Return what finds the largest log weights of a call: functions in C++ if they support it, else torch."""
+    """Return the object that finds the largest log weights: by functions in C++ if they support it, else by torch."""
     if top > MAX_TOP or native.unsupported_reasons(lse, math.prod(folded.shape)):
         return TorchTopK(folded, top)
     return NativeTopK(folded, top)

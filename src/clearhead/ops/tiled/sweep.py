@@ -24,7 +24,7 @@ def iterate_weights(folded: FoldedCall, lse: Float[Tensor, "batch heads q_len"])
     """Iterate over all tiles that contain a weight; keys that no query of a block may attend to are skipped."""
     log_weights = folded.minus_lse(fold_heads(lse, folded.shape[1]))
     may_underflow = folded.underflow_bound()
-    scratch = ScratchMemory(max_tile_cells(folded.shape, folded.ranges, lse.device), lse)
+    scratch = ScratchMemory(max_tile_cells(folded.shape, lse.device), lse)
     for block, tiles in iterate_tiles(folded.shape, folded.ranges, lse.dtype, lse.device):
         logits = BlockLogits(log_weights, block)
         underflows = may_underflow(block)

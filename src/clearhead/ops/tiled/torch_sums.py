@@ -29,14 +29,13 @@ class TorchSums:
         # columns add a sum from every band of rows; in float64 the rounding error does not grow with the bands
         self.columns = like.new_zeros((*heads, kv_len), dtype=torch.float64) if request.received else None
         self._folded, self._scratch = folded, scratch
-        self._weights = ScratchMemory(len(like), like)
+        self._weights = torch.empty_like(like)
         self._shared = _Distances(folded) if request.distance and q_len else None
 
     def start_block(self, logits: BlockLogits, may_underflow: bool) -> None:
         """Begin a block of rows."""
         self._logits, self._may_underflow = logits, may_underflow
-        self._heads, self._rows = logits.shape[:3].numel(), logits.shape[3]
-        self._ones = logits.query.new_ones((self._heads, 1, self._rows))
+        self._ones = logits.query.new_ones((logits.shape[:3].numel(), 1, logits.shape[3]))
         self._row_entropies: list[Tensor] = []
         self._row_distances = None if self._shared is None else _RowDistances(self._shared, logits)
         self._column_sums: list[tuple[slice, Tensor]] = []
@@ -44,8 +43,9 @@ class TorchSums:
     def add(self, logs: Float[Tensor, "key_heads rows keys"], tile: KeyTile) -> Float[Tensor, "key_heads rows keys"]:
         """Add the log weights of a tile. Return its weights, which the next tile overwrites."""
         masked = self._folded.masked(tile)
-        weights = exp_(logs, masked=masked, may_underflow=self._may_underflow, out=self._weights.take(*logs.shape))
-        by_head = self._weights.take(self._heads, self._rows, logs.shape[2])
+        memory = self._weights[: logs.numel()].view(logs.shape)
+        weights = exp_(logs, masked=masked, may_underflow=self._may_underflow, out=memory)
+        by_head = weights.view(self._ones.shape[0], self._ones.shape[2], -1)
         if self.columns is not None:
             self._column_sums.append((tile.keys, torch.bmm(self._ones, by_head)))
         if self.entropies is not None:
