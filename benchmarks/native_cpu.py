@@ -70,7 +70,7 @@ def main() -> None:
                     "case": case,
                     "torch, ms": round(times["torch"] * 1e3, 1),
                     "C++, ms": round(times["C++"] * 1e3, 1),
-                    "result": f"{times['torch'] / times['C++']:.2f} × faster",
+                    "C++ against torch": f"{times['torch'] / times['C++']:.2f} × its speed",
                 }
             )
     write("native-cpu", "Functions in C++ against torch functions, 4,096 tokens", rows)

@@ -91,7 +91,7 @@ def test_every_size_matches_float64(compiled, rows, keys):
 
 @pytest.mark.parametrize(("rows", "keys"), [(2, 131_072), (5, 65_537)])
 def test_few_rows_of_many_keys_match_float64(compiled, rows, keys):
-    """A tile of few rows has many keys, and the terms of a nearly uniform row are alike."""
+    """A tile of few rows has many keys, and in a nearly uniform row, rounding errors add up."""
     Tile(compiled, torch.randn(1, rows, keys) / 100 - math.log(keys)).check()
 
 
