@@ -48,8 +48,10 @@ class NativeSums:
         first_row = self._head * call.row_stride + block.rows.start
         call.entropies, call.distances = address(self.entropies, first_row), address(self.distances, first_row)
 
-    def add(self, logs: Float[Tensor, "key_heads rows keys"], tile: KeyTile) -> Float[Tensor, "key_heads rows keys"]:
-        """Add the log weights of a tile. Return its weights, which the next tile overwrites, or an empty tensor."""
+    def add(
+        self, logs: Float[Tensor, "key_heads rows keys"], tile: KeyTile
+    ) -> Float[Tensor, "key_heads rows keys"] | None:
+        """Add the log weights of a tile. Return its weights, which the next tile overwrites, with `keep_weights`."""
         call = self._call
         call.logs, call.first_key, call.keys = logs.data_ptr(), tile.keys.start, logs.shape[2]
         call.columns = address(self.columns, self._head * call.column_stride + tile.keys.start)
@@ -62,7 +64,7 @@ class NativeSums:
                 self._weights = logs.new_empty(logs.numel())
             call.weights = self._weights.data_ptr()
         self._functions.add_tile(call)
-        return logs.new_empty(0) if self._weights is None else self._weights[: logs.numel()].view(logs.shape)
+        return None if self._weights is None else self._weights[: logs.numel()].view(logs.shape)
 
     def end_block(self) -> None:
         """End a block of rows, whose sums are complete."""

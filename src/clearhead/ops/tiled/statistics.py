@@ -35,7 +35,9 @@ def entropy_and_product(
         block_products = lse.new_zeros((*logits.query.shape[:2], columns.shape[3]))
         for tile in tiles:
             logs = logits.apply_bias_and_mask_(logits.products(tile, scratch.take(*logits.tile_shape(tile))), tile)
-            block_products.baddbmm_(sums.add(logs, tile), block_columns[:, tile.keys])
+            weights = sums.add(logs, tile)
+            assert weights is not None
+            block_products.baddbmm_(weights, block_columns[:, tile.keys])
         sums.end_block()
         products[block] = logits.unflatten_heads(block_products)
     assert sums.entropies is not None
@@ -67,7 +69,7 @@ def compute_statistics(
             if not needs_weights:
                 continue
             weights = sums.add(logs, tile)
-            if masses is not None:
+            if masses is not None and weights is not None:
                 masses.add(weights, logits, tile)
         sums.end_block()
         if largest is not None:

@@ -94,7 +94,7 @@ class _Distances:
         self.kv_len = kv_len
         self.starts: list[int] = folded.positions[:, 0].tolist()
         up = torch.arange(kv_len + 1, device=key.device, dtype=key.dtype)
-        self.up, self.down = (torch.stack([torch.ones_like(up), terms]) for terms in (up, up.flip(0)))
+        self.up, self.down = (torch.stack([torch.ones_like(up), terms])[None] for terms in (up, up.flip(0)))
         self.between: dict[tuple[int, ...], Tensor] = {}  # distances for the current rows
 
 
@@ -128,11 +128,11 @@ class _RowDistances:
 
     def _add_left(self, weights: Float[Tensor, "heads rows keys"], keys: slice) -> None:
         skipped = self.shared.kv_len - self.left
-        self.on_left.append(few_products(weights, self.shared.down[:, skipped + keys.start : skipped + keys.stop]))
+        self.on_left.append(few_products(weights, self.shared.down[..., skipped + keys.start : skipped + keys.stop]))
 
     def _add_right(self, weights: Float[Tensor, "heads rows keys"], keys: slice) -> None:
         skipped = 1 - self.right
-        self.on_right.append(few_products(weights, self.shared.up[:, skipped + keys.start : skipped + keys.stop]))
+        self.on_right.append(few_products(weights, self.shared.up[..., skipped + keys.start : skipped + keys.stop]))
 
     def total(self) -> Float[Tensor, "b k g rows"]:
         near, on_left, on_right = (_sum_parts(parts) for parts in (self.near, self.on_left, self.on_right))
