@@ -1,7 +1,6 @@
 """Tests of the sums over tiles in C++: all sizes and instruction sets, special numbers, and the calls that run them."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from clearhead.ops.tiled.logits import FoldedCall, exp_
 from support.native_functions import available_options, compiled_for
 from support.numerics import Case, assert_matches
 
-EVERYTHING = StatisticsRequest(entropy=True, received=True, distance=True)
 NAMES = ("entropy", "received", "distance")
 
 
@@ -269,5 +267,5 @@ def test_requests_without_sums_are_not_added(tiles):
     x = torch.randn(1, 1, 9, 4)
     call = build_call(x, x, x)
     lse = torch.zeros(1, 1, 9)
-    tiled.compute_statistics(FoldedCall.from_call(call), lse, replace(StatisticsRequest(), top=1))
+    tiled.compute_statistics(FoldedCall.from_call(call), lse, StatisticsRequest(top=1))
     assert not tiles

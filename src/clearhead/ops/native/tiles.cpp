@@ -16,10 +16,10 @@ namespace {
 
 using namespace simd;
 
-constexpr int64_t ROWS = 4;                // rows of one step: their sums stay in registers
-constexpr int64_t CHUNK = 64;              // number of rows that a column sum adds in float32
-constexpr int64_t SEGMENT = 64 * LANES;    // number of keys that a row sum adds in float32
-constexpr int64_t MIN_CELLS = 1 << 15;     // with fewer, starting threads takes longer than computing in one
+constexpr int64_t ROWS = 4;              // rows of one step: their sums stay in registers
+constexpr int64_t CHUNK = 64;            // number of rows that a column sum adds in float32
+constexpr int64_t SEGMENT = 64 * LANES;  // number of keys that a row sum adds in float32
+constexpr int64_t MIN_CELLS = 1 << 15;   // with fewer, starting threads takes longer than computing in one
 
 struct SumCall {
   const float* logs;         // [heads, rows, keys]; −inf is masked
@@ -32,7 +32,7 @@ struct SumCall {
   int64_t heads, rows, keys, first_key, row_stride, column_stride, threads;
 };
 
-// All threads or one: OpenMP libraries end the threads that a smaller team does not use, and start them again later.
+// All threads or one: an OpenMP library may end the threads that a smaller team does not use, and start them again.
 inline int thread_count(int64_t cells, int64_t threads) { return cells < MIN_CELLS ? 1 : int(threads); }
 inline int64_t padded(int64_t keys) { return (keys + LANES - 1) / LANES * LANES; }
 inline int64_t chunk_count(int64_t rows) { return (rows + CHUNK - 1) / CHUNK; }
