@@ -2,7 +2,7 @@
 
 Without `--random`: the GPU tests, and a few of them under compute-sanitizer. With `--random N`: N random problems, each
 compared with float64: output, log-sum-exp, gradients, rows, statistics, heatmaps and largest weights. With `--hopper`,
-only output, log-sum-exp, column and row sums, by the kernels for Hopper GPUs.
+only output, log-sum-exp, column and row sums and largest weights, by the kernels for Hopper GPUs.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ TESTS = [
     "tests/gpu/test_decoding_graphs.py",
     "tests/gpu/test_sweep.py",
     "tests/gpu/test_forward.py",
+    "tests/gpu/test_topk.py",
     "-q",
     "-p",
     "no:cacheprovider",
@@ -69,14 +70,15 @@ def check_family(seed: int, count: int) -> list[tuple[str, str]]:
 
 def check_hopper(seed: int, count: int) -> list[tuple[str, str]]:
     """Check problems of the kernels for Hopper GPUs, also those that are too small to choose them."""
-    from clearhead.ops.hopper import forward, sweep
+    from clearhead.ops.hopper import forward, sweep, topk
     from support import random_hopper  # pyright: ignore[reportMissingImports]
 
     def check(problem: Any) -> None:
         random_hopper.check_output(problem)
         random_hopper.check_statistics(problem)
+        random_hopper.check_top(problem)
 
-    sweep.MIN_CELLS, forward.MIN_CELLS = 0, {}
+    sweep.MIN_CELLS, topk.MIN_CELLS, forward.MIN_CELLS = 0, 0, {}
     return check_problems((random_hopper.draw(seed * 1000 + index) for index in range(count)), check)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from clearhead import Causal, Documents, Prefix, Window
 from clearhead.ops.arguments import build_call
-from clearhead.ops.hopper import forward, support, sweep
+from clearhead.ops.hopper import forward, support, sweep, topk
 from clearhead.ops.masks import Mask
 from clearhead.ops.statistics import PoolSpec, StatisticsRequest
 from clearhead.ops.triton.statistics import compute_statistics
@@ -35,7 +35,8 @@ def main() -> None:
         output, lse = forward.forward(call)
         request = StatisticsRequest(entropy=True, received=True, distance=True, pool=pool)
         found = compute_statistics(call, lse, request)
-        print(width, q_len, kv_len, mask, float(output.sum()), float(found.received.sum()))
+        top = topk.top_weights(call, lse, 16)
+        print(width, q_len, kv_len, mask, float(output.sum()), float(found.received.sum()), top is not None)
 
 
 if __name__ == "__main__":

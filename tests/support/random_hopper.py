@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 
 from clearhead.ops.arguments import build_call
-from clearhead.ops.hopper import forward, support, sweep
+from clearhead.ops.hopper import forward, support, sweep, topk
 from clearhead.ops.statistics import StatisticsRequest
 from clearhead.ops.triton.statistics import compute_statistics
 from support.random_checks import compare
@@ -64,6 +64,25 @@ def check_statistics(problem: Problem) -> None:
         found = compute_statistics(call, exact["lse"].detach().float(), request)
     for name in ("received", *requested):
         compare(name, getattr(found, name), exact[name], single[name], _logarithms(problem), terms=1.0)
+
+
+def check_top(problem: Problem) -> None:
+    """Find the largest weights, and assert that they and the weights of their keys match."""
+    exact, single = (problem.plain(dtype)["weights"].detach() for dtype in (torch.float64, torch.float32))
+    call = build_call(*(tensor.detach() for tensor in problem.tensors), **problem.options)
+    count = random.Random(problem.seed).choice((1, 5, 16, 32))
+    assert topk.unsupported_reasons(call, count) == []
+    with other_gpu(problem.seed):
+        top = topk.top_weights(call, problem.plain(torch.float64)["lse"].detach().float(), count)
+    assert top is not None, "too many products reach the bound of a row"
+    logs, existing = _logarithms(problem), min(count, exact.shape[3])
+    largest, naive = (cells.topk(existing).values for cells in (exact, single))
+    compare("largest weights", top.weights[..., :existing], largest, naive, logs)
+    at_keys, naive = (cells.gather(-1, top.keys.clamp(min=0)) * (top.keys >= 0) for cells in (exact, single))
+    compare("weights of their keys", top.weights, at_keys, naive, logs)
+    assert (top.keys >= 0).sum(dim=-1).equal((exact > 0).sum(dim=-1).clamp(max=count)), "other keys are missing"
+    keys = top.keys.sort().values
+    assert ((keys.diff() > 0) | (keys[..., 1:] < 0)).all(), "a key occurs twice"
 
 
 @contextmanager

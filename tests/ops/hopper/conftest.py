@@ -3,7 +3,7 @@
 import pytest
 
 from clearhead.ops.gpu import GPU
-from clearhead.ops.hopper import forward, support, sweep
+from clearhead.ops.hopper import forward, support, sweep, topk
 
 H200 = GPU((9, 0), 232_448)
 
@@ -18,3 +18,4 @@ def on_hopper(monkeypatch):
     monkeypatch.setattr(support, "processor_count", lambda device: 1)
     monkeypatch.setattr(sweep, "MIN_CELLS", 0)
     monkeypatch.setattr(forward, "MIN_CELLS", {})
+    monkeypatch.setattr(topk, "MIN_CELLS", 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from clearhead.ops.hopper import forward, support, sweep
+from clearhead.ops.hopper import forward, support, sweep, topk
 from support.pretrained import unpacked
 
 pytestmark = pytest.mark.pretrained  # pip downloads NVRTC
@@ -41,7 +41,19 @@ FORWARDS = [
     for dtype in support.DTYPES.values()
     for dim in support.WIDTHS
 ]
-VARIANTS = [*(("sweep", options) for options in SWEEPS), *(("forward", options) for options in FORWARDS)]
+TOPKS = [
+    {
+        "DTYPE": "bf16",
+        "HEAD_DIM": dim,
+        "WARP_GROUPS": topk.WARP_GROUPS[dim],
+        "STAGES": topk.STAGES[dim],
+        "GROUPS": groups,
+    }
+    for dim in support.WIDTHS
+    for groups in (topk.FEW_GROUPS, topk.GROUPS)
+]
+KERNELS = {"sweep": SWEEPS, "forward": FORWARDS, "topk": TOPKS}
+VARIANTS = [(name, options) for name, variants in KERNELS.items() for options in variants]
 # the registers of a thread, if the threads of a block have all registers of a multiprocessor
 REGISTERS = {3: 168, 4: 128}  # by warp groups, with the one that loads
 

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from clearhead import Causal, Documents, Padding, Prefix, Window
 from clearhead.ops.arguments import build_call
-from clearhead.ops.hopper import driver, forward, support
+from clearhead.ops.hopper import driver, forward, query_blocks, support
 from clearhead.ops.triton import backend
 from support.hopper_calls import call_of, fields_of_kernel
 
@@ -47,14 +47,14 @@ def test_many_ranges_of_keys_are_refused(on_hopper, monkeypatch):
     call = call_of(mask=(Causal() & Window(2)) | Prefix(2))
     count = call.lower().ranges.shape[0]
     assert forward.unsupported_reasons(call) == []
-    monkeypatch.setattr(forward, "MAX_RANGES", count - 1)
+    monkeypatch.setattr(query_blocks, "MAX_RANGES", count - 1)
     reasons = [f"a query has up to {count} ranges of keys; expected at most {count - 1}"]
     assert forward.unsupported_reasons(call) == reasons
 
 
 def test_number_of_ranges_is_that_of_the_kernel():
-    source = (driver.SOURCES / "forward.cu").read_text(encoding="utf-8")
-    assert f"constexpr int MAX_RANGES = {forward.MAX_RANGES};" in source
+    source = (driver.SOURCES / "query_blocks.cuh").read_text(encoding="utf-8")
+    assert f"constexpr int MAX_RANGES = {query_blocks.MAX_RANGES};" in source
 
 
 def test_shared_memory_fits_into_a_multiprocessor():

@@ -21,7 +21,7 @@ from torch import Tensor
 from clearhead._utils.torch_internals import in_functorch_transform, is_traced
 
 SOURCES = files("clearhead.ops.hopper")
-HEADER = "wgmma.cuh"
+HEADERS = ("wgmma.cuh", "query_blocks.cuh")
 ARCHITECTURE = "sm_90a"
 PANEL_COLUMNS = 64  # of two bytes: the width of the swizzle
 UNAVAILABLE = {
@@ -114,10 +114,11 @@ def compile_source(name: str, options: tuple[tuple[str, int | str], ...]) -> byt
         UnavailableError: NVRTC is missing or refuses the source; the message has the compiler's output.
     """
     nvrtc = _bindings("nvrtc")
-    source, header = ((SOURCES / file).read_text(encoding="utf-8").encode() for file in (f"{name}.cu", HEADER))
+    source, *headers = ((SOURCES / file).read_text(encoding="utf-8").encode() for file in (f"{name}.cu", *HEADERS))
     flags = [f"--gpu-architecture={ARCHITECTURE}", "--std=c++17", "--device-as-default-execution-space"]
     flags += [f'-D{macro}="{value}"' if isinstance(value, str) else f"-D{macro}={value}" for macro, value in options]
-    program = _call(nvrtc.nvrtcCreateProgram, source, f"{name}.cu".encode(), 1, [header], [HEADER.encode()])
+    header_names = [header.encode() for header in HEADERS]
+    program = _call(nvrtc.nvrtcCreateProgram, source, f"{name}.cu".encode(), len(headers), headers, header_names)
     try:
         _call(nvrtc.nvrtcCompileProgram, program, len(flags), [flag.encode() for flag in flags])
         cubin = b" " * _call(nvrtc.nvrtcGetCUBINSize, program)

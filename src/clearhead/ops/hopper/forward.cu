@@ -1,27 +1,12 @@
 // Output and log-sum-exp of attention.
 //
-// A thread block stays on its processor and processes one block of queries after another, WARP_GROUPS · 64 rows of one
-// head. One more warp group loads tiles of 128 keys and values through rings of buffers, and runs ahead into the next
-// block of queries. Each warp group starts two products together: the next scores, and the last weights times their
+// Each warp group of a block of queries starts two products together: the next scores, and the last weights times their
 // values. It finds the maxima of the scores during the second. The warp groups take turns, so that the tensor cores
 // multiply for one of them while another one exponentiates.
 //
 // Compile-time options: DTYPE ("bf16" or "f16"), HEAD_DIM (64 or 128), WARP_GROUPS and STAGES.
 
-#include "wgmma.cuh"
-
-constexpr int TILE_K = 128;
-constexpr int ROWS = 64;  // of a warp group
-constexpr int PANELS = HEAD_DIM / PANEL;
-constexpr int QUERY_BYTES = ROWS * HEAD_DIM * 2;
-constexpr int TILE_BYTES = TILE_K * HEAD_DIM * 2;
-constexpr int THREADS = (WARP_GROUPS + 1) * WARP_GROUP;
-constexpr int WARPS = WARP_GROUPS * WARP_GROUP / WARP;  // that compute
-constexpr int LOADER_REGISTERS = 24;
-constexpr int REGISTERS = WARP_GROUPS == 2 ? 240 : 160;
-constexpr int ITEMS = 2;  // blocks of queries that are loaded at the same time
-constexpr int MAX_RANGES = 8;
-#define INFINITE __int_as_float(0x7F800000)
+#include "query_blocks.cuh"
 
 struct Problem {
     void* output;       // [batch, heads, q_len, HEAD_DIM]
@@ -33,128 +18,6 @@ struct Problem {
     int heads, group, batches, q_len, kv_len, range_count, range_batches;
     int bundle;  // heads whose blocks run at the same time
 };
-
-// Tiles [start, end) that some row of a block of queries may attend to, and the keys [full, partial) that all rows of
-// each warp group may attend to.
-struct Bounds {
-    int start, end, full[WARP_GROUPS], partial[WARP_GROUPS];
-};
-
-struct Item {
-    int index;  // of the block of queries; negative: there are no more
-    Bounds bounds[MAX_RANGES];
-};
-
-struct Block {
-    int first_row, head, batch;
-};
-
-// Blocks are ordered by bundles of heads. Within a bundle, the last queries of all heads come first: under a causal mask
-// they attend to most keys, and the longest work starts first.
-__device__ __forceinline__ Block block_of(const Problem& problem, int index) {
-    int blocks = (problem.q_len + WARP_GROUPS * ROWS - 1) / (WARP_GROUPS * ROWS);
-    int first_head = index / (blocks * problem.bundle) * problem.bundle;
-    int bundle_heads = min(problem.heads * problem.batches - first_head, problem.bundle);
-    int rest = index - first_head * blocks;
-    int head = first_head + rest % bundle_heads;
-    return {(blocks - 1 - rest / bundle_heads) * WARP_GROUPS * ROWS, head % problem.heads, head / problem.heads};
-}
-
-struct Range {
-    int first, last;
-};
-
-// Returns the range of keys of a row; a row beyond the last has an empty range.
-__device__ __forceinline__ Range range_of(const Problem& problem, int range, int batch, int row) {
-    if (row >= problem.q_len) return {0, 0};
-    if (problem.ranges == nullptr) return {0, problem.kv_len};
-    long long side = (long long)problem.range_batches * problem.q_len;
-    const int* ends =
-        problem.ranges + 2 * range * side + (long long)(batch % problem.range_batches) * problem.q_len + row;
-    return {ends[0], ends[side]};
-}
-
-// Stores the bounds of a block of queries; all threads of a warp take part.
-__device__ __forceinline__ void store_bounds(
-    Bounds& bounds, const Problem& problem, int range, const Block& block, int lane) {
-    int start = problem.kv_len, end = 0;
-#pragma unroll 1
-    for (int i = 0; i < WARP_GROUPS; i++) {
-        int full = 0, partial = problem.kv_len;
-#pragma unroll
-        for (int j = 0; j < ROWS / WARP; j++) {
-            int row = block.first_row + i * ROWS + j * WARP + lane;
-            Range keys = range_of(problem, range, block.batch, row);
-            if (keys.first < keys.last) {
-                start = min(start, keys.first);
-                end = max(end, keys.last);
-            } else {
-                keys = {problem.kv_len, 0};
-            }
-            if (row < problem.q_len) {
-                full = max(full, keys.first);
-                partial = min(partial, keys.last);
-            }
-        }
-        full = __reduce_max_sync(0xFFFFFFFF, full);
-        partial = __reduce_min_sync(0xFFFFFFFF, partial);
-        if (lane == 0) {
-            bounds.full[i] = full;
-            bounds.partial[i] = partial;
-        }
-    }
-    start = __reduce_min_sync(0xFFFFFFFF, start);
-    end = __reduce_max_sync(0xFFFFFFFF, end);
-    if (lane == 0) {
-        bounds.start = start / TILE_K;
-        bounds.end = (end + TILE_K - 1) / TILE_K;
-    }
-}
-
-// Barriers and buffers of a ring.
-struct Buffers {
-    u32 tiles, filled, released;
-
-    __device__ __forceinline__ void load(const TensorMap& map, Ring<STAGES>& ring, int tile, int head, int batch) {
-        u32 barrier = filled + 8 * ring.stage;
-        wait(released + 8 * ring.stage, ring.parity ^ 1);  // at first, the buffers are free
-        expect_bytes(barrier, TILE_BYTES);
-        for (int panel = 0; panel < PANELS; panel++)
-            load_box(tiles + ring.stage * TILE_BYTES + panel * TILE_K * 128, &map, barrier, panel * PANEL,
-                     tile * TILE_K, head, batch);
-        ring.advance();
-    }
-};
-
-// The query rows of a warp group: in registers if there are enough, because tensor cores then read less shared memory.
-template <bool IN_REGISTERS>
-struct QueryRows {
-    u32 registers[HEAD_DIM / 16][4];
-
-    __device__ __forceinline__ QueryRows(u32 address, int thread) {
-        int row = thread / WARP * 16 + thread % 16;
-#pragma unroll
-        for (int k = 0; k < HEAD_DIM / 16; k++) {
-            int chunk = 2 * (k % 4) + thread % WARP / 16;  // of 8 columns; the swizzle exchanges those of a panel's row
-            load_matrices(registers[k], address + (k / 4 * ROWS + row) * 128 + (chunk ^ row % 8) * 16);
-        }
-    }
-
-    __device__ __forceinline__ const u32 (&step(int k) const)[4] { return registers[k]; }
-};
-
-template <>
-struct QueryRows<false> {
-    u64 descriptor;
-
-    __device__ __forceinline__ QueryRows(u32 address, int) : descriptor(panel_descriptor(address)) {}
-
-    __device__ __forceinline__ u64 step(int k) const {
-        return descriptor + (k / 4 * ROWS * 128 + k % 4 * 32 >> 4);
-    }
-};
-
-using Rows = QueryRows<WARP_GROUPS == 2>;
 
 // Running maximum of the products, and this thread's part of the sum of exponentials, of the thread's two rows.
 struct Softmax {
@@ -223,22 +86,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32 tiles = queries + ITEMS * WARP_GROUPS * QUERY_BYTES, barriers = tiles + 2 * STAGES * TILE_BYTES;
     Buffers keys = {tiles, barriers, barriers + 8 * STAGES};
     Buffers values = {keys.tiles + STAGES * TILE_BYTES, barriers + 16 * STAGES, barriers + 24 * STAGES};
-    u32 items_filled = barriers + 32 * STAGES, items_released = items_filled + 8 * ITEMS;
+    ItemBuffers blocks = {items, queries, barriers + 32 * STAGES, barriers + 32 * STAGES + 8 * ITEMS};
     int warp_group = uniform(threadIdx.x / WARP_GROUP);
     int thread = threadIdx.x % WARP_GROUP, lane = thread % WARP;
-    int range_count = problem.ranges == nullptr ? 1 : problem.range_count;
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            init_barrier(keys.filled + 8 * i, 1);
-            init_barrier(keys.released + 8 * i, WARPS);
-            init_barrier(values.filled + 8 * i, 1);
-            init_barrier(values.released + 8 * i, WARPS);
-        }
-        for (int i = 0; i < ITEMS; i++) {
-            init_barrier(items_filled + 8 * i, 1);
-            init_barrier(items_released + 8 * i, WARPS);
-        }
+        keys.init_barriers();
+        values.init_barriers();
+        blocks.init_barriers();
         fence_barriers();
     }
     __syncthreads();
@@ -246,43 +101,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warp_group == WARP_GROUPS) {
         lower_registers<LOADER_REGISTERS>();
         if (thread >= WARP) return;
-        int blocks = (problem.q_len + WARP_GROUPS * ROWS - 1) / (WARP_GROUPS * ROWS) * problem.heads * problem.batches;
         Ring<STAGES> key_ring, value_ring;
-        for (Ring<ITEMS> item_ring;; item_ring.advance()) {
-            Item& item = items[item_ring.stage];
-            u32 item_filled = items_filled + 8 * item_ring.stage;
-            int index = lane == 0 ? atomicAdd(problem.next_item, 1) : 0;
-            index = __shfl_sync(0xFFFFFFFF, index, 0);
-            wait(items_released + 8 * item_ring.stage, item_ring.parity ^ 1);  // at first, the items are free
-            if (index >= blocks) {
-                if (lane == 0) {
-                    item.index = -1;
-                    arrive(item_filled);
+        blocks.load_all(problem, query_map, lane, [&](const Item& item, const Block& block) {
+            int head = block.head / problem.group, previous = -1;
+            for (int range = 0; range < range_count(problem); range++)
+                for (int tile = item.bounds[range].start; tile < item.bounds[range].end; tile++) {
+                    keys.load(key_map, key_ring, tile, head, block.batch);
+                    if (previous >= 0) values.load(value_map, value_ring, previous, head, block.batch);
+                    previous = tile;
                 }
-                return;
-            }
-            Block block = block_of(problem, index);
-            for (int range = 0; range < range_count; range++)
-                store_bounds(item.bounds[range], problem, range, block, lane);
-            if (lane == 0) {
-                item.index = index;
-                expect_bytes(item_filled, WARP_GROUPS * QUERY_BYTES);
-                for (int i = 0; i < WARP_GROUPS; i++)
-                    for (int panel = 0; panel < PANELS; panel++)
-                        load_box(queries + (item_ring.stage * WARP_GROUPS + i) * QUERY_BYTES + panel * ROWS * 128,
-                                 &query_map, item_filled, panel * PANEL, block.first_row + i * ROWS, block.head,
-                                 block.batch);
-                int head = block.head / problem.group, previous = -1;
-                for (int range = 0; range < range_count; range++)
-                    for (int tile = item.bounds[range].start; tile < item.bounds[range].end; tile++) {
-                        keys.load(key_map, key_ring, tile, head, block.batch);
-                        if (previous >= 0) values.load(value_map, value_ring, previous, head, block.batch);
-                        previous = tile;
-                    }
-                if (previous >= 0) values.load(value_map, value_ring, previous, head, block.batch);
-            }
-            __syncwarp();
-        }
+            if (previous >= 0) values.load(value_map, value_ring, previous, head, block.batch);
+        });
+        return;
     }
 
     raise_registers<REGISTERS>();
@@ -294,10 +124,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     for (Ring<ITEMS> item_ring;; item_ring.advance()) {
         const Item& item = items[item_ring.stage];
-        wait(items_filled + 8 * item_ring.stage, item_ring.parity);
+        wait(blocks.filled + 8 * item_ring.stage, item_ring.parity);
         int index = item.index;
         if (index < 0) break;
-        Rows left(queries + (item_ring.stage * WARP_GROUPS + warp_group) * QUERY_BYTES, thread);
+        Rows left(blocks.rows(item_ring.stage, warp_group), thread);
         Block block = block_of(problem, index);
         float output[HEAD_DIM / 2] = {};
         float products[64];
@@ -305,14 +135,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         Softmax softmax;
         bool started = false;
 
-        auto multiply_keys = [&]() {
-            u64 right = panel_descriptor(keys.tiles + key_ring.stage * TILE_BYTES);
-            multiply_64x128<0>(products, left.step(0), right);
-#pragma unroll
-            for (int k = 1; k < HEAD_DIM / 16; k++)
-                multiply_64x128<1>(products, left.step(k), right + (k / 4 * TILE_K * 128 + k % 4 * 32 >> 4));
-            commit_products();
-        };
         auto multiply_values = [&]() {
             u64 right = transposed_panels(values.tiles + value_ring.stage * TILE_BYTES, TILE_K * 128);
 #pragma unroll
@@ -330,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int i = 0; i < 32; i++) weights[i] = packed(products[2 * i], products[2 * i + 1]);
         };
 
-        for (int range = 0; range < range_count; range++) {
+        for (int range = 0; range < range_count(problem); range++) {
             int start = item.bounds[range].start, end = item.bounds[range].end;
             int full = item.bounds[range].full[warp_group], partial = item.bounds[range].partial[warp_group];
             if (start >= end) continue;
@@ -347,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 wait(keys.filled + 8 * key_ring.stage, key_ring.parity);
                 take_turn<2 * WARP_GROUP>(warp_group + 1);
                 start_products();
-                multiply_keys();
+                multiply_keys(products, left, keys.tiles + key_ring.stage * TILE_BYTES);
                 wait(values.filled + 8 * value_ring.stage, value_ring.parity);
                 multiply_values();
                 pass_turn<2 * WARP_GROUP>(next_group + 1);
@@ -372,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     wait(keys.filled + 8 * key_ring.stage, key_ring.parity);
                     take_turn<2 * WARP_GROUP>(warp_group + 1);
                     start_products();
-                    multiply_keys();
+                    multiply_keys(products, left, keys.tiles + key_ring.stage * TILE_BYTES);
                     pass_turn<2 * WARP_GROUP>(next_group + 1);
                     wait_for_products<0>();
                     keep_order(products);
@@ -387,8 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
             }
         }
-        __syncwarp();  // all threads have read the item
-        if (lane == 0) arrive(items_released + 8 * item_ring.stage);
+        arrive(blocks.released + 8 * item_ring.stage);
         if (started) {
             wait(values.filled + 8 * value_ring.stage, value_ring.parity);
             start_products();

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import math
 
 import torch
 from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
-from clearhead.ops.hopper import support
+from clearhead.ops.hopper import query_blocks, support
 from clearhead.ops.hopper.driver import can_map, compiled_kernel, data_pointer, row_map
 from clearhead.ops.masks import Causal
 
-TILE_KEYS, WARP_GROUP_ROWS, WARP_GROUP_THREADS = 128, 64, 128
 WARP_GROUPS = {64: 3, 128: 2}  # by width: more would not have enough registers
 STAGES = {64: 4, 128: 2}
-ITEMS = 2  # blocks of queries in shared memory
-MAX_RANGES = 8
 # matrices from which on the kernel is faster than Triton's, by width (benchmarks/forward_sizes.py)
 MIN_CELLS = {64: 2**31, 128: 2**30}
 
@@ -28,10 +24,7 @@ class Problem(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("output", "lse", "ranges", "sinks", "next_item")),
         ("scale", ctypes.c_float),
-        *(
-            (name, ctypes.c_int)
-            for name in ("heads", "group", "batches", "q_len", "kv_len", "range_count", "range_batches", "bundle")
-        ),
+        *((name, ctypes.c_int) for name in query_blocks.FIELDS),
     ]
 
 
@@ -44,9 +37,7 @@ def unsupported_reasons(call: AttentionCall) -> list[str]:
         reasons.append(f"value_dim {call.value.shape[3]} is not key_dim {call.key.shape[3]}")
     if call.dropout:
         reasons.append("dropout is not supported")
-    ranges = call.lower().ranges
-    if ranges is not None and ranges.shape[0] > MAX_RANGES:
-        reasons.append(f"a query has up to {ranges.shape[0]} ranges of keys; expected at most {MAX_RANGES}")
+    reasons += query_blocks.unsupported_reasons(call)
     if not can_map(call.value):
         reasons.append("address or strides of value are not positive multiples of 16 bytes")
     return reasons
@@ -63,7 +54,8 @@ def is_faster_than_cudnn(call: AttentionCall) -> bool:
     supported = call.mask is None or isinstance(call.mask, Causal)
     if not supported or call.requires_grad() or unsupported_reasons(call):
         return False
-    return _item_count(call) >= support.processor_count(call.query.device)
+    blocks = query_blocks.block_count(call, WARP_GROUPS[call.query.shape[3]])
+    return blocks >= support.processor_count(call.query.device)
 
 
 def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -76,25 +68,16 @@ def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
     output = query.new_empty((batch, heads, q_len, width))
     lse = query.new_empty((batch, heads, q_len), dtype=torch.float32)
     logit_params = LogitParams.from_call(call)
-    ranges, sinks = logit_params.ranges, logit_params.sinks
-    sinks = None if sinks is None else sinks.float()
+    sinks = None if logit_params.sinks is None else logit_params.sinks.float()
     next_item = torch.zeros(1, dtype=torch.int32, device=query.device)
-    row_bytes = 2 * width
     problem = Problem(
         output.data_ptr(),
         lse.data_ptr(),
-        data_pointer(ranges),
+        data_pointer(logit_params.ranges),
         data_pointer(sinks),
         next_item.data_ptr(),
         logit_params.scale,
-        heads,
-        logit_params.group,
-        batch,
-        q_len,
-        call.key.shape[2],
-        0 if ranges is None else ranges.shape[0],
-        logit_params.range_batches or 1,
-        support.heads_in_flight(2 * call.key.shape[2] * row_bytes, call.key.shape[1] * batch) * logit_params.group,
+        *query_blocks.fields(call, logit_params, streamed_tensors=2),
     )
     groups = WARP_GROUPS[width]
     options = (
@@ -103,21 +86,12 @@ def forward(call: AttentionCall) -> tuple[Tensor, Tensor]:
         ("WARP_GROUPS", groups),
         ("STAGES", STAGES[width]),
     )
-    maps = row_map(query, WARP_GROUP_ROWS), row_map(call.key, TILE_KEYS), row_map(value, TILE_KEYS)
-    blocks = min(_item_count(call), support.processor_count(query.device))
-    compiled_kernel("forward", options).launch(
-        blocks, WARP_GROUP_THREADS * (groups + 1), shared_bytes(width), (*maps, problem)
-    )
+    tile = query_blocks.TILE_KEYS
+    maps = row_map(query, query_blocks.WARP_GROUP_ROWS), row_map(call.key, tile), row_map(value, tile)
+    query_blocks.launch(compiled_kernel("forward", options), call, groups, shared_bytes(width), (*maps, problem))
     return output, lse
-
-
-def _item_count(call: AttentionCall) -> int:
-    """Return the number of blocks of queries that the thread blocks share."""
-    batch, heads, q_len, width = call.query.shape
-    return math.ceil(q_len / (WARP_GROUPS[width] * WARP_GROUP_ROWS)) * heads * batch
 
 
 def shared_bytes(width: int) -> int:
     """Return the dynamic shared memory of a thread block: queries, rings of keys and values, and barriers."""
-    rows = ITEMS * WARP_GROUPS[width] * WARP_GROUP_ROWS + 2 * STAGES[width] * TILE_KEYS
-    return rows * 2 * width + 8 * (4 * STAGES[width] + 2 * ITEMS)
+    return query_blocks.shared_bytes(width, WARP_GROUPS[width], STAGES[width], rings=2)

@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             init_barrier(released + 8 * i, WARPS);
         }
         init_barrier(keys_filled, 1);
-        init_barrier(keys_released, WARPS);
+        init_barrier(keys_released, WARPS * WARP);  // every thread that reads the item arrives
         fence_barriers();
     }
     __syncthreads();
@@ -267,7 +267,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int parity = 0;; parity ^= 1) {
         wait(keys_filled, parity);
         int index = item_index;
-        __syncwarp();  // a thread that releases the keys allows the next item to replace this one
         if (index < 0) break;
         Item item = item_of(problem, index);
         int block = item.first_block + warp_group;
@@ -288,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             TileRange mine = tile_range(problem, range, item.batch, block);
             if (!whole) mine.full = mine.end;
             bool is_last = range + 1 == range_count;
-            if (is_last && part.first == part.last && lane == 0) arrive(keys_released);
+            if (is_last && part.first == part.last) arrive(keys_released);
             const float* shifts = problem.shift + head_row + part.first * TILE_Q + thread_row;
             long long sum_index = (long long)item.head_index * problem.q_len + part.first * TILE_Q + sum_row;
             if (ROW_SUMS == 2 && lane & 2) sum_index += (long long)problem.batches * problem.heads * problem.q_len;
@@ -312,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 wait_for_products<0>();
                 keep_order(products);
                 if (lane == 0) arrive(released + 8 * ring.stage);
-                if (is_last && tile + 1 == part.last && lane == 0) arrive(keys_released);
+                if (is_last && tile + 1 == part.last) arrive(keys_released);
                 if (!needed) continue;
 
                 float distance = (float)(first_distance + tile * TILE_Q);

@@ -2,6 +2,7 @@
 
 Keys are divided into as many groups as a tile has columns. The k-th largest group maximum of a row is a bound that at
 least k of its scores reach, and few more. The second pass stores the scores that reach it; the largest are selected.
+On Hopper GPUs, the kernel of `hopper.topk` takes large matrices instead.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportCallIssue=false, reportOperatorIssue=false
@@ -14,6 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from clearhead.ops.call import AttentionCall
+from clearhead.ops.hopper import topk as hopper_topk
+from clearhead.ops.hopper.driver import DriverError
+from clearhead.ops.hopper.support import remember_failure
 from clearhead.ops.statistics import TopK
 from clearhead.ops.triton.config import TileConfig, block_count, constants, matmul_precision
 from clearhead.ops.triton.logits import (
@@ -42,6 +46,11 @@ def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
 
     This happens if many scores are equal, or if the largest are in few groups.
     """
+    if not hopper_topk.unsupported_reasons(call, count):
+        try:
+            return hopper_topk.top_weights(call, lse, count)
+        except DriverError as error:
+            remember_failure(error)
     batch, heads, q_len, _ = call.query.shape
     logit_params, precision = LogitParams.from_call(call), matmul_precision(call.query.dtype)
     bounds = lse.new_empty(lse.shape)

@@ -1,0 +1,220 @@
+// The largest weights of each query, in two passes over the keys.
+//
+// The first pass finds a bound that at least `count` products of a row reach, and few more. A thread keeps the largest
+// product in each of its columns of a tile, for two rows; they are the maxima of groups of keys. The bound of a row is the
+// `count`-th largest of GROUPS such maxima. The second pass multiplies again, in the same order, so the products have the
+// same bits. Those that reach the bound are candidates: they are stored in shared memory, and ranked at the end.
+//
+// Compile-time options: DTYPE ("bf16" or "f16"), HEAD_DIM (64 or 128), WARP_GROUPS, STAGES and GROUPS (32, 64 or 128).
+
+#include "query_blocks.cuh"
+
+constexpr int ROOM = 64;  // candidates of a row
+constexpr int THREAD_GROUPS = GROUPS / 4;  // of each row; four threads share it
+constexpr int PART = 8;  // columns that are compared with the bound at once
+
+struct Problem {
+    const float* lse;    // [batch, heads, q_len]
+    float* weights;      // [batch, heads, q_len, count], the largest first
+    long long* keys;     // likewise; -1: the query may attend to fewer keys
+    int* most;           // the largest number of candidates of a row
+    const int* ranges;   // key ranges, [range_count, 2, range_batches, q_len]; null: every query may attend to every key
+    int* next_item;      // counter of the blocks of queries that have started
+    float scale;         // times log2 e, positive
+    int heads, group, batches, q_len, kv_len, range_count, range_batches;
+    int bundle;  // heads whose blocks run at the same time
+    int count;
+};
+
+struct Candidate {
+    float product;
+    int key;
+};
+
+// Candidates of the rows of a thread block; only the warp that computes a row uses its entries.
+struct Candidates {
+    Candidate found[WARP_GROUPS * ROWS][ROOM];
+    int count[WARP_GROUPS * ROWS];
+};
+
+__device__ __forceinline__ float maximum_of_row(float value) {
+    value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 1));
+    return fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 2));
+}
+
+// Returns a bound that at least `count` products of a row reach. Equal maxima count as one, so the bound may be lower than
+// the `count`-th largest maximum; it is -∞ if there are fewer of them.
+__device__ __forceinline__ float bound_of(const float (&maxima)[64], int row, int count) {
+    float groups[THREAD_GROUPS];
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        float maximum = maxima[4 * (i / 2) + 2 * row + i % 2];
+        groups[i % THREAD_GROUPS] = i < THREAD_GROUPS ? maximum : fmaxf(groups[i % THREAD_GROUPS], maximum);
+    }
+    float bound = INFINITE;
+    for (int n = 0; n < count; n++) {
+        float next = -INFINITE;
+#pragma unroll
+        for (int i = 0; i < THREAD_GROUPS; i++) next = fmaxf(next, groups[i] < bound ? groups[i] : -INFINITE);
+        bound = maximum_of_row(next);
+    }
+    return bound;
+}
+
+// Ranks the candidates of a row and stores the largest; all threads of a warp take part. Among equal products, the first
+// keys are the largest.
+__device__ __forceinline__ void store_largest(
+    const Problem& problem, const Candidate* candidates, int found, long long row, int lane) {
+    float shift = problem.lse[row] * (1.0f / LN_2);
+    float* weights = problem.weights + row * problem.count;
+    long long* keys = problem.keys + row * problem.count;
+    for (int i = lane; i < found; i += WARP) {
+        Candidate mine = candidates[i];
+        int rank = 0;
+        for (int j = 0; j < found; j++) {
+            Candidate other = candidates[j];
+            rank += other.product > mine.product || other.product == mine.product && other.key < mine.key;
+        }
+        if (rank < problem.count) {
+            weights[rank] = exp2_fast(fmaf(mine.product, problem.scale, -shift));
+            keys[rank] = mine.key;
+        }
+    }
+    for (int i = found + lane; i < problem.count; i += WARP) {
+        weights[i] = 0.0f;
+        keys[i] = -1;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    topk(const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
+         const __grid_constant__ Problem problem) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    __shared__ Item items[ITEMS];
+    u32 queries = shared_address(memory);
+    u32 tiles = queries + ITEMS * WARP_GROUPS * QUERY_BYTES, barriers = tiles + STAGES * TILE_BYTES;
+    Candidates& candidates = *(Candidates*)(memory + ITEMS * WARP_GROUPS * QUERY_BYTES + STAGES * TILE_BYTES +
+                                            16 * (STAGES + ITEMS));
+    Buffers buffers = {tiles, barriers, barriers + 8 * STAGES};
+    ItemBuffers blocks = {items, queries, barriers + 16 * STAGES, barriers + 16 * STAGES + 8 * ITEMS};
+    int warp_group = uniform(threadIdx.x / WARP_GROUP);
+    int thread = threadIdx.x % WARP_GROUP, lane = thread % WARP;
+
+    if (threadIdx.x == 0) {
+        buffers.init_barriers();
+        blocks.init_barriers();
+        fence_barriers();
+    }
+    __syncthreads();
+
+    if (warp_group == WARP_GROUPS) {
+        lower_registers<LOADER_REGISTERS>();
+        if (thread >= WARP) return;
+        Ring<STAGES> ring;
+        blocks.load_all(problem, query_map, lane, [&](const Item& item, const Block& block) {
+            for (int pass = 0; pass < 2; pass++)
+                for (int range = 0; range < range_count(problem); range++)
+                    for (int tile = item.bounds[range].start; tile < item.bounds[range].end; tile++)
+                        buffers.load(key_map, ring, tile, block.head / problem.group, block.batch);
+        });
+        return;
+    }
+
+    raise_registers<REGISTERS>();
+    int warp_row = warp_group * ROWS + uniform(thread / WARP) * 16;
+    int thread_row = warp_row + (lane >> 2);
+    Ring<STAGES> ring;
+
+    for (Ring<ITEMS> item_ring;; item_ring.advance()) {
+        const Item& item = items[item_ring.stage];
+        wait(blocks.filled + 8 * item_ring.stage, item_ring.parity);
+        int index = item.index;
+        if (index < 0) break;
+        Rows left(blocks.rows(item_ring.stage, warp_group), thread);
+        Block block = block_of(problem, index);
+
+        // Multiplies tile after tile, and calls `visit` with the products and the thread's first key of each. Products
+        // with keys to which a row may not attend are -∞.
+        auto visit_tiles = [&](auto visit) {
+            for (int range = 0; range < range_count(problem); range++) {
+                const Bounds& bounds = item.bounds[range];
+                int start = bounds.start, end = bounds.end;
+                int full = bounds.full[warp_group], partial = bounds.partial[warp_group];
+                Range ends[2];
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    ends[i] = range_of(problem, range, block.batch, block.first_row + thread_row + 8 * i);
+                for (int tile = start; tile < end; tile++, ring.advance()) {
+                    float products[64];
+                    wait(buffers.filled + 8 * ring.stage, ring.parity);
+                    start_products();
+                    multiply_keys(products, left, buffers.tiles + ring.stage * TILE_BYTES);
+                    wait_for_products<0>();
+                    keep_order(products);
+                    if (lane == 0) arrive(buffers.released + 8 * ring.stage);
+                    int key = tile * TILE_K + 2 * (lane & 3);
+                    if (tile * TILE_K < full || tile * TILE_K + TILE_K > partial) {
+#pragma unroll
+                        for (int i = 0; i < 64; i++) {
+                            int column = key + 8 * (i / 4) + i % 2;
+                            const Range& allowed = ends[i / 2 % 2];
+                            if (column < allowed.first || column >= allowed.last) products[i] = -INFINITE;
+                        }
+                    }
+                    visit(products, key);
+                }
+            }
+        };
+
+        float maxima[64];
+#pragma unroll
+        for (int i = 0; i < 64; i++) maxima[i] = -INFINITE;
+        visit_tiles([&](const float(&products)[64], int) {
+#pragma unroll
+            for (int i = 0; i < 64; i++) maxima[i] = fmaxf(maxima[i], products[i]);
+        });
+
+        float bound[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            bound[i] = bound_of(maxima, i, problem.count);
+            if (block.first_row + thread_row + 8 * i >= problem.q_len) bound[i] = INFINITE;  // the row does not exist
+        }
+        if (lane < 16) candidates.count[warp_row + lane] = 0;
+        __syncwarp();
+
+        visit_tiles([&](const float(&products)[64], int key) {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int start = 0; start < 32; start += PART) {
+                    float largest = -INFINITE;
+#pragma unroll
+                    for (int j = start; j < start + PART; j++)
+                        largest = fmaxf(largest, products[4 * (j / 2) + 2 * i + j % 2]);
+                    if (largest < bound[i] || largest == -INFINITE) continue;
+#pragma unroll
+                    for (int j = start; j < start + PART; j++) {
+                        float product = products[4 * (j / 2) + 2 * i + j % 2];
+                        if (!(product >= bound[i]) || product == -INFINITE) continue;
+                        int slot = atomicAdd(&candidates.count[thread_row + 8 * i], 1);
+                        if (slot < ROOM)
+                            candidates.found[thread_row + 8 * i][slot] = {product, key + 8 * (j / 2) + j % 2};
+                        else
+                            bound[i] = INFINITE;  // another way must find the largest of this row
+                    }
+                }
+        });
+        arrive(blocks.released + 8 * item_ring.stage);
+        __syncwarp();
+
+        for (int i = 0; i < 16 && block.first_row + warp_row + i < problem.q_len; i++) {
+            int found = candidates.count[warp_row + i];
+            if (found > ROOM && lane == 0) atomicMax(problem.most, found);
+            long long row = ((long long)block.batch * problem.heads + block.head) * problem.q_len + block.first_row +
+                            warp_row + i;
+            store_largest(problem, candidates.found[warp_row + i], min(found, ROOM), row, lane);
+        }
+        __syncwarp();
+    }
+}
