@@ -45,7 +45,7 @@ TOPKS = [
     {
         "DTYPE": "bf16",
         "HEAD_DIM": dim,
-        "WARP_GROUPS": topk.WARP_GROUPS[dim],
+        "WARP_GROUPS": topk.WARP_GROUPS,
         "STAGES": topk.STAGES[dim],
         "GROUPS": groups,
     }

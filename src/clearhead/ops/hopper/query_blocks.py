@@ -55,10 +55,16 @@ def block_count(call: AttentionCall, warp_groups: int) -> int:
     return math.ceil(q_len / (warp_groups * WARP_GROUP_ROWS)) * heads * batch
 
 
+def thread_block_count(call: AttentionCall, warp_groups: int) -> int:
+    """Return the number of thread blocks: one on each processor, or fewer if there are fewer blocks of queries."""
+    return min(block_count(call, warp_groups), support.processor_count(call.query.device))
+
+
 def launch(kernel: Kernel, call: AttentionCall, warp_groups: int, shared_bytes: int, arguments: Sequence[Any]) -> None:
-    """Launch one thread block on each processor, or fewer if there are fewer blocks of queries."""
-    thread_blocks = min(block_count(call, warp_groups), support.processor_count(call.query.device))
-    kernel.launch(thread_blocks, WARP_GROUP_THREADS * (warp_groups + 1), shared_bytes, arguments)
+    """Launch the thread blocks of a call."""
+    kernel.launch(
+        thread_block_count(call, warp_groups), WARP_GROUP_THREADS * (warp_groups + 1), shared_bytes, arguments
+    )
 
 
 def shared_bytes(width: int, warp_groups: int, stages: int, rings: int) -> int:

@@ -3,21 +3,26 @@
 // The first pass finds a bound that at least `count` products of a row reach, and few more. A thread keeps the largest
 // product in each of its columns of a tile, for two rows; they are the maxima of groups of keys. The bound of a row is the
 // `count`-th largest of GROUPS such maxima. The second pass multiplies again, in the same order, so the products have the
-// same bits. Those that reach the bound are candidates: they are stored in shared memory, and ranked at the end.
+// same bits. Those that reach the bound are candidates. Each thread appends its own to lists in memory, one for each of
+// its rows, because it then waits for no other thread. The candidates of a row are ranked at the end.
 //
 // Compile-time options: DTYPE ("bf16" or "f16"), HEAD_DIM (64 or 128), WARP_GROUPS, STAGES and GROUPS (32, 64 or 128).
 
 #include "query_blocks.cuh"
 
-constexpr int ROOM = 64;  // candidates of a row
-constexpr int THREAD_GROUPS = GROUPS / 4;  // of each row; four threads share it
+#define LARGEST __int_as_float(0x7F7FFFFF)  // finite number
+
+constexpr int QUAD = 4;  // threads that share a row
+constexpr int ROOM = 32;  // candidates of a row in the list of one thread
+constexpr int THREAD_GROUPS = GROUPS / QUAD;  // of each row
 constexpr int PART = 8;  // columns that are compared with the bound at once
 
 struct Problem {
     const float* lse;    // [batch, heads, q_len]
     float* weights;      // [batch, heads, q_len, count], the largest first
     long long* keys;     // likewise; -1: the query may attend to fewer keys
-    int* most;           // the largest number of candidates of a row
+    void* lists;         // of candidates, [thread blocks, WARP_GROUPS * ROWS, QUAD, ROOM]
+    int* most;           // the largest number of candidates in a list, if it is more than ROOM
     const int* ranges;   // key ranges, [range_count, 2, range_batches, q_len]; null: every query may attend to every key
     int* next_item;      // counter of the blocks of queries that have started
     float scale;         // times log2 e, positive
@@ -31,19 +36,13 @@ struct Candidate {
     int key;
 };
 
-// Candidates of the rows of a thread block; only the warp that computes a row uses its entries.
-struct Candidates {
-    Candidate found[WARP_GROUPS * ROWS][ROOM];
-    int count[WARP_GROUPS * ROWS];
-};
-
 __device__ __forceinline__ float maximum_of_row(float value) {
     value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 1));
     return fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 2));
 }
 
 // Returns a bound that at least `count` products of a row reach. Equal maxima count as one, so the bound may be lower than
-// the `count`-th largest maximum; it is -∞ if there are fewer of them.
+// the `count`-th largest maximum; every finite product reaches it if there are fewer of them.
 __device__ __forceinline__ float bound_of(const float (&maxima)[64], int row, int count) {
     float groups[THREAD_GROUPS];
 #pragma unroll
@@ -58,7 +57,21 @@ __device__ __forceinline__ float bound_of(const float (&maxima)[64], int row, in
         for (int i = 0; i < THREAD_GROUPS; i++) next = fmaxf(next, groups[i] < bound ? groups[i] : -INFINITE);
         bound = maximum_of_row(next);
     }
-    return bound;
+    return fmaxf(bound, -LARGEST);
+}
+
+// Returns the number of candidates of a row of the warp, and the position of the index-th one in the lists of its threads.
+// `counts` are the numbers in the two lists of this thread.
+__device__ __forceinline__ int locate(const int (&counts)[2], int row, int index, int& position) {
+    int total = 0;
+    position = row * QUAD * ROOM + index;
+#pragma unroll
+    for (int i = 0; i < QUAD; i++) {
+        int count = __shfl_sync(0xFFFFFFFF, row < 8 ? counts[0] : counts[1], row % 8 * QUAD + i);
+        if (index >= total + count) position += ROOM - count;  // it is in a later list
+        total += count;
+    }
+    return total;
 }
 
 // Ranks the candidates of a row and stores the largest; all threads of a warp take part. Among equal products, the first
@@ -71,6 +84,7 @@ __device__ __forceinline__ void store_largest(
     for (int i = lane; i < found; i += WARP) {
         Candidate mine = candidates[i];
         int rank = 0;
+#pragma unroll 4
         for (int j = 0; j < found; j++) {
             Candidate other = candidates[j];
             rank += other.product > mine.product || other.product == mine.product && other.key < mine.key;
@@ -93,8 +107,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Item items[ITEMS];
     u32 queries = shared_address(memory);
     u32 tiles = queries + ITEMS * WARP_GROUPS * QUERY_BYTES, barriers = tiles + STAGES * TILE_BYTES;
-    Candidates& candidates = *(Candidates*)(memory + ITEMS * WARP_GROUPS * QUERY_BYTES + STAGES * TILE_BYTES +
-                                            16 * (STAGES + ITEMS));
     Buffers buffers = {tiles, barriers, barriers + 8 * STAGES};
     ItemBuffers blocks = {items, queries, barriers + 16 * STAGES, barriers + 16 * STAGES + 8 * ITEMS};
     int warp_group = uniform(threadIdx.x / WARP_GROUP);
@@ -123,6 +135,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     raise_registers<REGISTERS>();
     int warp_row = warp_group * ROWS + uniform(thread / WARP) * 16;
     int thread_row = warp_row + (lane >> 2);
+    // the candidates of one row of each warp, while they are ranked
+    Candidate* ranked =
+        (Candidate*)(memory + (barriers - queries) + 16 * (STAGES + ITEMS)) + warp_row / 16 * QUAD * ROOM;
+    Candidate* lists = (Candidate*)problem.lists + (blockIdx.x * WARP_GROUPS * ROWS + warp_row) * QUAD * ROOM;
     Ring<STAGES> ring;
 
     for (Ring<ITEMS> item_ring;; item_ring.advance()) {
@@ -180,9 +196,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             bound[i] = bound_of(maxima, i, problem.count);
             if (block.first_row + thread_row + 8 * i >= problem.q_len) bound[i] = INFINITE;  // the row does not exist
         }
-        if (lane < 16) candidates.count[warp_row + lane] = 0;
-        __syncwarp();
-
+        int counts[2] = {};
+        Candidate* mine = lists + lane * ROOM;
         visit_tiles([&](const float(&products)[64], int key) {
 #pragma unroll
             for (int i = 0; i < 2; i++)
@@ -192,29 +207,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                     for (int j = start; j < start + PART; j++)
                         largest = fmaxf(largest, products[4 * (j / 2) + 2 * i + j % 2]);
-                    if (largest < bound[i] || largest == -INFINITE) continue;
+                    if (largest < bound[i]) continue;
 #pragma unroll
                     for (int j = start; j < start + PART; j++) {
                         float product = products[4 * (j / 2) + 2 * i + j % 2];
-                        if (!(product >= bound[i]) || product == -INFINITE) continue;
-                        int slot = atomicAdd(&candidates.count[thread_row + 8 * i], 1);
-                        if (slot < ROOM)
-                            candidates.found[thread_row + 8 * i][slot] = {product, key + 8 * (j / 2) + j % 2};
-                        else
-                            bound[i] = INFINITE;  // another way must find the largest of this row
+                        if (!(product >= bound[i])) continue;
+                        if (counts[i] < ROOM)
+                            mine[8 * i * QUAD * ROOM + counts[i]] = {product, key + 8 * (j / 2) + j % 2};
+                        counts[i]++;
                     }
+                    if (counts[i] > ROOM) bound[i] = INFINITE;  // another way must find the largest ones
                 }
         });
         arrive(blocks.released + 8 * item_ring.stage);
-        __syncwarp();
 
-        for (int i = 0; i < 16 && block.first_row + warp_row + i < problem.q_len; i++) {
-            int found = candidates.count[warp_row + i];
-            if (found > ROOM && lane == 0) atomicMax(problem.most, found);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (counts[i] > ROOM) atomicMax(problem.most, counts[i]);
+            counts[i] = min(counts[i], ROOM);
+        }
+        __syncwarp();  // the lists are complete
+        int rows = min(16, problem.q_len - block.first_row - warp_row), position;
+        int found = locate(counts, 0, lane, position);
+        Candidate candidate = lane < found ? lists[position] : Candidate{};
+        for (int i = 0; i < rows; i++) {
+            if (lane < found) ranked[lane] = candidate;
+            for (int start = WARP; start < found; start += WARP) {
+                locate(counts, i, start + lane, position);
+                if (start + lane < found) ranked[start + lane] = lists[position];
+            }
+            int this_found = found;
+            if (i + 1 < rows) {  // loaded ahead, because memory is slow
+                found = locate(counts, i + 1, lane, position);
+                if (lane < found) candidate = lists[position];
+            }
+            __syncwarp();
             long long row = ((long long)block.batch * problem.heads + block.head) * problem.q_len + block.first_row +
                             warp_row + i;
-            store_largest(problem, candidates.found[warp_row + i], min(found, ROOM), row, lane);
+            store_largest(problem, ranked, this_found, row, lane);
+            __syncwarp();
         }
-        __syncwarp();
     }
 }

@@ -11,11 +11,14 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.hopper import query_blocks, support
 from clearhead.ops.hopper.driver import compiled_kernel, data_pointer, row_map
 from clearhead.ops.statistics import TopK
+from clearhead.ops.triton.logits import LogitParams
 
-WARP_GROUPS = {64: 3, 128: 2}  # by width: more would not have enough registers
-STAGES = {64: 4, 128: 3}
-CANDIDATES_PER_ROW = 64  # space for products that reach the bound
-CANDIDATE_BYTES = 8
+WARP_GROUPS = 3  # more would not have enough registers
+STAGES = {64: 4, 128: 3}  # by width
+CANDIDATES_PER_LIST = 32  # products of a row that reach the bound, in the list of one thread
+THREADS_PER_ROW = 4
+ROW_BYTES = THREADS_PER_ROW * CANDIDATES_PER_LIST * 8  # a candidate is a product and a key
+WARP_ROWS = 16
 FEW_KEYS, FEW_GROUPS, GROUPS = 16, 32, 128  # with fewer groups, the bound is found faster, but more products reach it
 MAX_TOP_KEYS = 32
 MIN_CELLS = 2**28  # for smaller matrices, the kernels take about the same time
@@ -25,7 +28,7 @@ class Problem(ctypes.Structure):
     """Arguments of the kernel; the fields are those of `Problem` in topk.cu."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("lse", "weights", "keys", "most", "ranges", "next_item")),
+        *((name, ctypes.c_void_p) for name in ("lse", "weights", "keys", "lists", "most", "ranges", "next_item")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int) for name in (*query_blocks.FIELDS, "count")),
     ]
@@ -43,8 +46,6 @@ def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
 
     Too many reach it if many products are equal, or if the largest are in few groups of keys.
     """
-    from clearhead.ops.triton.logits import LogitParams  # imports Triton, which dispatch does not require
-
     width = call.query.shape[3]
     weights = lse.new_empty((*lse.shape, count))
     keys = torch.empty(weights.shape, dtype=torch.int64, device=lse.device)
@@ -52,11 +53,13 @@ def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
     most, next_item = counters[:1], counters[1:]
     logit_params = LogitParams.from_call(call)
     lse = lse.contiguous()
-    groups = WARP_GROUPS[width]
+    rows = query_blocks.thread_block_count(call, WARP_GROUPS) * WARP_GROUPS * query_blocks.WARP_GROUP_ROWS
+    lists = lse.new_empty((rows, ROW_BYTES // 4))
     problem = Problem(
         lse.data_ptr(),
         weights.data_ptr(),
         keys.data_ptr(),
+        lists.data_ptr(),
         most.data_ptr(),
         data_pointer(logit_params.ranges),
         next_item.data_ptr(),
@@ -67,16 +70,16 @@ def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
     options = (
         ("DTYPE", support.DTYPES[call.query.dtype]),
         ("HEAD_DIM", width),
-        ("WARP_GROUPS", groups),
+        ("WARP_GROUPS", WARP_GROUPS),
         ("STAGES", STAGES[width]),
         ("GROUPS", FEW_GROUPS if count <= FEW_KEYS else GROUPS),
     )
     maps = row_map(call.query, query_blocks.WARP_GROUP_ROWS), row_map(call.key, query_blocks.TILE_KEYS)
-    query_blocks.launch(compiled_kernel("topk", options), call, groups, shared_bytes(width), (*maps, problem))
-    return None if int(most) > CANDIDATES_PER_ROW else TopK(weights, keys)
+    query_blocks.launch(compiled_kernel("topk", options), call, WARP_GROUPS, shared_bytes(width), (*maps, problem))
+    return None if int(most) > CANDIDATES_PER_LIST else TopK(weights, keys)
 
 
 def shared_bytes(width: int) -> int:
-    """Return the dynamic shared memory of a thread block: queries, a ring of keys, barriers, candidates and counts."""
-    candidates = WARP_GROUPS[width] * query_blocks.WARP_GROUP_ROWS * (CANDIDATES_PER_ROW * CANDIDATE_BYTES + 4)
-    return query_blocks.shared_bytes(width, WARP_GROUPS[width], STAGES[width], rings=1) + candidates
+    """Return the dynamic shared memory of a thread block: queries, a ring of keys, and a row of candidates per warp."""
+    warps = WARP_GROUPS * query_blocks.WARP_GROUP_ROWS // WARP_ROWS
+    return query_blocks.shared_bytes(width, WARP_GROUPS, STAGES[width], rings=1) + warps * ROW_BYTES
