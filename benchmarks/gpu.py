@@ -315,7 +315,7 @@ PARTS: dict[str, Callable[[], Iterable[Iterable[Row]]]] = {
     "masked": lambda: [masked(32768), masked(8192), building(131072)],
     "statistics": lambda: [
         *(observing(n, causal) for n in (8192, 32768, 131072) for causal in (False, True)),
-        *(largest(32768, causal) for causal in (False, True)),
+        *(largest(n, causal) for n in (8192, 32768, 131072) for causal in (False, True)),
     ],
     "decoding": lambda: [decoding(65536)],
     "million": lambda: [a_million()],

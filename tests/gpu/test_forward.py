@@ -118,6 +118,35 @@ def test_nan_in_a_masked_key_does_not_reach_rows_that_may_not_attend_to_it(launc
     assert output[:, :, 200:].isnan().all()
 
 
+@pytest.mark.parametrize("factor", [1, 10, 60, 300])
+@pytest.mark.parametrize("mask", [None, Causal(), Window(300, 0)])
+@pytest.mark.parametrize("dtype", list(support.DTYPES))
+def test_products_that_exceed_those_of_the_first_tile_match_float64(dtype, mask, factor, launches):
+    """A factor of 60 exceeds 2^64, and one of 300 what floats hold."""
+    query, key, value = random_tensors(2, 3, 1000, 128, dtype=dtype)
+    key[:, :, :500] *= 0.01
+    query *= factor
+    output, lse = forward.forward(build_call(query, key, value, mask=mask))
+    exact, weights = attention(
+        query.double(), key.double(), value.double(), mask=mask, return_weights=True, backend="reference"
+    )
+    naive = attention(query, key, value, mask=mask, backend="reference")
+    allowed = 2 * (naive.double() - exact).abs().max() + torch.finfo(dtype).eps * exact.abs().max()
+    assert (output.double() - exact).abs().max() <= allowed
+    assert (lse.double() - weights.lse).abs().max() <= 8 * torch.finfo(torch.float32).eps * weights.lse.abs().max()
+    assert launches == ["forward"]
+
+
+def test_blocks_that_do_not_overflow_keep_their_bits(launches):
+    query, key, value = random_tensors(1, 2, 1024, 128)
+    mask = Documents([512, 512])
+    expected, _ = forward.forward(build_call(query, key, value, mask=mask))
+    query[:, :, 512:] *= 300
+    output, _ = forward.forward(build_call(query, key, value, mask=mask))
+    assert torch.equal(output[:, :, :512], expected[:, :, :512])
+    assert output.isfinite().all()
+
+
 def test_kernel_runs_in_a_cuda_graph(launches):
     tensors = random_tensors(1, 4, 640, 64, dtype=torch.float16)
     call = build_call(*tensors, mask=Window(50, 0))

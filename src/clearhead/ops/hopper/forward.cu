@@ -1,8 +1,12 @@
 // Output and log-sum-exp of attention.
 //
 // Each warp group of a block of queries starts two products together: the next scores, and the last weights times their
-// values. It finds the maxima of the scores during the second. The warp groups take turns, so that the tensor cores
-// multiply for one of them while another one exponentiates.
+// values. It exponentiates the scores during the second, while the tensor cores also multiply for another warp group.
+//
+// Weights are relative to a number for each row, which cancels out. It need not be the maximum of the row: in bfloat16,
+// weights have the exponents of floats, so the maximum of the first tile stays, and the output is never rescaled. If a
+// later product is so much larger that sums could overflow, the block of queries is repeated with running maxima.
+// In float16, maxima are always running.
 //
 // Compile-time options: DTYPE ("bf16" or "f16"), HEAD_DIM (64 or 128), WARP_GROUPS and STAGES.
 
@@ -24,10 +28,13 @@ struct Softmax {
     float maximum[2] = {-INFINITE, -INFINITE}, sum[2] = {};
 };
 
+constexpr bool WIDE_EXPONENTS = DTYPE[0] == 'b';
+constexpr float LARGEST_SUM = 0x1p64f;  // of weights relative to the maximum of the first tile
+
 // Replaces the products of a tile by weights relative to the running maximum. `rescale` receives the factors of
 // everything that was added up before. Keys count from the thread's first key.
 template <bool MASKED>
-__device__ __forceinline__ void exponentiate(
+__device__ __forceinline__ void exponentiate_running(
     float (&products)[64], Softmax& softmax, float (&rescale)[2], float scale, const int (&first)[2],
     const int (&last)[2]) {
 #pragma unroll
@@ -58,6 +65,22 @@ __device__ __forceinline__ void exponentiate(
         softmax.maximum[i] = maximum;
         softmax.sum[i] = sum;
     }
+}
+
+// Replaces the products of a tile, to which all rows may attend, by weights relative to the maximum found before.
+__device__ __forceinline__ void exponentiate_fixed(float (&products)[64], Softmax& softmax, float scale) {
+    float shift[2] = {softmax.maximum[0] * scale, softmax.maximum[1] * scale};
+#pragma unroll
+    for (int cell = 0; cell < 64; cell++) {
+        int i = cell / 2 % 2;
+        products[cell] = exp2_fast(fmaf(products[cell], scale, -shift[i]));
+        softmax.sum[i] += products[cell];
+    }
+}
+
+// Returns whether all rows of the warp have a maximum.
+__device__ __forceinline__ bool have_maxima(const Softmax& softmax) {
+    return __all_sync(0xFFFFFFFF, fminf(softmax.maximum[0], softmax.maximum[1]) > -INFINITE);
 }
 
 // Exchanges four words of each thread of a quad, so that thread i has the words i of all four threads, in order.
@@ -117,9 +140,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     raise_registers<REGISTERS>();
     int thread_row = warp_group * ROWS + uniform(thread / WARP) * 16 + (lane >> 2);
-    // Warp group i waits for its turn at barrier i + 1, where its predecessor arrives.
-    int next_group = warp_group + 1 == WARP_GROUPS ? 0 : warp_group + 1;
-    if (next_group == 0) pass_turn<2 * WARP_GROUP>(1);
     Ring<STAGES> key_ring, value_ring;
 
     for (Ring<ITEMS> item_ring;; item_ring.advance()) {
@@ -133,7 +153,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float products[64];
         u32 weights[32];
         Softmax softmax;
-        bool started = false;
+        bool started = false, fits = true;
+        bool fixes = WIDE_EXPONENTS && !item.repeated, fixed = false;  // whether the maxima may stay, and whether they do
 
         auto multiply_values = [&]() {
             u64 right = transposed_panels(values.tiles + value_ring.stage * TILE_BYTES, TILE_K * 128);
@@ -146,6 +167,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         auto release = [&](u32 barriers, Ring<STAGES>& ring) {
             if (lane == 0) arrive(barriers + 8 * ring.stage);
             ring.advance();
+        };
+        auto check_sums = [&]() {  // false for nan, too
+            fits = fits && softmax.sum[0] <= LARGEST_SUM && softmax.sum[1] <= LARGEST_SUM;
         };
         auto convert = [&]() {
 #pragma unroll
@@ -167,21 +191,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 int last[2] = {ends[0].last - column, ends[1].last - column};
                 float rescale[2];
                 wait(keys.filled + 8 * key_ring.stage, key_ring.parity);
-                take_turn<2 * WARP_GROUP>(warp_group + 1);
                 start_products();
                 multiply_keys(products, left, keys.tiles + key_ring.stage * TILE_BYTES);
                 wait(values.filled + 8 * value_ring.stage, value_ring.parity);
                 multiply_values();
-                pass_turn<2 * WARP_GROUP>(next_group + 1);
                 wait_for_products<1>();
                 keep_order(products);
                 release(keys.released, key_ring);
-                exponentiate<masked.VALUE>(products, softmax, rescale, problem.scale, first, last);
+                bool running = masked.VALUE || !fixed;
+                if (running) {
+                    check_sums();  // a larger maximum would hide that the output has overflowed
+                    // in bfloat16 few tiles have running maxima, and the code for masked ones serves for all of them
+                    exponentiate_running<masked.VALUE || WIDE_EXPONENTS>(
+                        products, softmax, rescale, problem.scale, first, last);
+                } else {
+                    exponentiate_fixed(products, softmax, problem.scale);
+                }
                 wait_for_products<0>();
                 keep_order(output);
                 release(values.released, value_ring);
+                if (running) {
 #pragma unroll
-                for (int i = 0; i < HEAD_DIM / 2; i++) output[i] *= rescale[i / 2 % 2];
+                    for (int i = 0; i < HEAD_DIM / 2; i++) output[i] *= rescale[i / 2 % 2];
+                    fixed = fixes && have_maxima(softmax);
+                }
                 convert();
             };
 
@@ -192,14 +225,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     int last[2] = {ends[0].last - column, ends[1].last - column};
                     float rescale[2];
                     wait(keys.filled + 8 * key_ring.stage, key_ring.parity);
-                    take_turn<2 * WARP_GROUP>(warp_group + 1);
                     start_products();
                     multiply_keys(products, left, keys.tiles + key_ring.stage * TILE_BYTES);
-                    pass_turn<2 * WARP_GROUP>(next_group + 1);
                     wait_for_products<0>();
                     keep_order(products);
                     release(keys.released, key_ring);
-                    exponentiate<true>(products, softmax, rescale, problem.scale, first, last);
+                    exponentiate_running<true>(products, softmax, rescale, problem.scale, first, last);
+                    fixed = fixes && have_maxima(softmax);
                     convert();
                     started = true;
                 } else if (tile * TILE_K < full || tile * TILE_K + TILE_K > partial) {
@@ -209,6 +241,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
             }
         }
+        check_sums();
+        if (fixes && !fits) atomicOr(&items[item_ring.stage].failed, 1);
         arrive(blocks.released + 8 * item_ring.stage);
         if (started) {
             wait(values.filled + 8 * value_ring.stage, value_ring.parity);
@@ -253,5 +287,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
         }
     }
-    if (warp_group == 0) take_turn<2 * WARP_GROUP>(1);  // no arrival may be left over
 }

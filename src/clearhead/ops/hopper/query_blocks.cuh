@@ -2,7 +2,7 @@
 //
 // A thread block stays on its processor and processes one block of queries after another, WARP_GROUPS · 64 rows of one
 // head. The first warp of one more warp group loads tiles of 128 keys through a ring of buffers, and runs ahead into the
-// next block of queries.
+// next block of queries. A block that fails is loaded once more.
 //
 // Compile-time options: HEAD_DIM (64 or 128), WARP_GROUPS and STAGES. `Problem` is the argument structure of a kernel.
 
@@ -30,7 +30,9 @@ struct Bounds {
 };
 
 struct Item {
-    int index;  // of the block of queries; negative: there are no more
+    int index;     // of the block of queries; negative: there are no more
+    int failed;    // whether a thread asks to process the block once more
+    int repeated;  // whether this is the second time
     Bounds bounds[MAX_RANGES];
 };
 
@@ -180,6 +182,7 @@ struct ItemBuffers {
         for (int i = 0; i < ITEMS; i++) {
             init_barrier(filled + 8 * i, 1);
             init_barrier(released + 8 * i, WARPS * WARP);  // every thread that reads the item arrives
+            items[i].failed = 0;
         }
     }
 
@@ -187,8 +190,8 @@ struct ItemBuffers {
         return queries + (stage * WARP_GROUPS + warp_group) * QUERY_BYTES;
     }
 
-    // Loads one block of queries after another; all threads of a warp take part. One of them calls `load_tiles` for each
-    // block, with its item.
+    // Loads one block of queries after another, and those that failed once more; all threads of a warp take part. One of
+    // them calls `load_tiles` for each block, with its item.
     template <class Problem, class LoadTiles>
     __device__ __forceinline__ void load_all(
         const Problem& problem, const TensorMap& query_map, int lane, LoadTiles load_tiles) const {
@@ -196,9 +199,23 @@ struct ItemBuffers {
         for (Ring<ITEMS> ring;; ring.advance()) {
             Item& item = items[ring.stage];
             u32 item_filled = filled + 8 * ring.stage;
-            int index = lane == 0 ? atomicAdd(problem.next_item, 1) : 0;
-            index = __shfl_sync(0xFFFFFFFF, index, 0);
             wait(released + 8 * ring.stage, ring.parity ^ 1);  // at first, the items are free
+            bool repeated = item.failed;
+            int index = item.index;
+            if (!repeated) {
+                index = lane == 0 ? atomicAdd(problem.next_item, 1) : 0;
+                index = __shfl_sync(0xFFFFFFFF, index, 0);
+            }
+            if (index >= blocks) {  // the last block may still fail
+                Ring<ITEMS> other = ring;
+                other.advance();
+                wait(released + 8 * other.stage, other.parity ^ 1);
+                repeated = items[other.stage].failed;
+                if (repeated) index = items[other.stage].index;
+                __syncwarp();
+                if (lane == 0) items[other.stage].failed = 0;
+            }
+            __syncwarp();  // all threads have read the item
             if (index >= blocks) {
                 if (lane == 0) {
                     item.index = -1;
@@ -211,6 +228,8 @@ struct ItemBuffers {
                 store_bounds(item.bounds[range], problem, range, block, lane);
             if (lane == 0) {
                 item.index = index;
+                item.repeated = repeated;
+                item.failed = 0;
                 expect_bytes(item_filled, WARP_GROUPS * QUERY_BYTES);
                 for (int i = 0; i < WARP_GROUPS; i++)
                     for (int panel = 0; panel < PANELS; panel++)

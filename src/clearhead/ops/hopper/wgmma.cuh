@@ -74,17 +74,6 @@ struct Ring {
     }
 };
 
-// Waits at a named barrier until THREADS threads, the caller's warp group and the one that passes the turn, have arrived.
-template <int THREADS>
-__device__ __forceinline__ void take_turn(int barrier) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
-}
-
-template <int THREADS>
-__device__ __forceinline__ void pass_turn(int barrier) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
-}
-
 // Loads a box of a [batch, heads, rows, columns] tensor; rows beyond the last are 0.
 __device__ __forceinline__ void load_box(
     u32 target, const TensorMap* map, u32 barrier, int column, int row, int head, int batch) {
