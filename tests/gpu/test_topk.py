@@ -72,6 +72,15 @@ def test_equal_scores_are_left_to_another_backend(launches):
     assert (top.keys.sort().values.diff() > 0).all()
 
 
+def test_infinite_scores_are_left_to_another_backend(launches):
+    """Every product of the first two rows is infinite, so that every one would reach any bound that is a number."""
+    query = torch.randn(1, 1, 999, 128, device="cuda", dtype=torch.bfloat16).abs()
+    query[:, :, :2] = 3e38
+    call = build_call(query, query[:, :, 2:] + 1, query[:, :, 2:])
+    assert topk.top_weights(call, torch.zeros(1, 1, 999, device="cuda"), 8) is None
+    assert launches == ["topk"]
+
+
 def test_rows_that_do_not_exist_have_no_candidates(launches):
     """Queries beyond the last are 0, so that all of their products are equal."""
     query = torch.randn(1, 1, 65, 64, device="cuda", dtype=torch.float16)

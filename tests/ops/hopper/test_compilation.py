@@ -96,7 +96,7 @@ def test_threads_that_compute_do_not_spill_registers_in_the_loop_over_tiles(fold
     for index, (name, variant) in enumerate(VARIANTS):
         lines = run_cuobjdump(folder, "-sass", f"{index}.cubin").splitlines()
         computes = [number for number, line in enumerate(lines) if "HGMMA" in line or "MUFU.EX2" in line]
-        assert len(computes) > 100
+        assert len(computes) > 8  # the kernel that finds the largest weights has two loops and one exponential
         loop = lines[computes[0] : computes[-1]]
         assert not any(" STL" in line for line in loop), f"{name} {variant}"
         assert sum(" LDL" in line for line in loop) <= 2, f"{name} {variant}"

@@ -17,6 +17,7 @@ def test_argument_structure_has_the_fields_of_the_kernel():
 def test_space_for_candidates_is_that_of_the_kernel():
     source = (driver.SOURCES / "topk.cu").read_text(encoding="utf-8")
     assert f"constexpr int ROOM = {topk.CANDIDATES_PER_LIST};" in source
+    assert f"constexpr int PART = {topk.SPARE_CANDIDATES};" in source
 
 
 @pytest.mark.parametrize("dim", support.WIDTHS)

@@ -21,7 +21,7 @@ from clearhead.ops.triton.logits import LogitParams, prepare_lse, restored
 
 WARP_GROUPS, STAGES = 3, 4
 TILE = TileConfig(queries=64, keys=128, warps=4 * (WARP_GROUPS + 1), stages=STAGES)  # for each warp group
-MIN_CELLS = 2**28  # for smaller matrices, the kernels take about the same time (benchmarks/sweep_sizes.py)
+MIN_CELLS = 2**28  # smaller matrices take less than 1 ms in Triton, too, and NVRTC compiles in every process
 STARTUP_TILES = 1.0  # estimate of the time in which a thread block loads the keys of an item, in query tiles
 WARP_SIZE = 32
 MIN_TILES = 16  # query tiles of an item

@@ -11,17 +11,19 @@
 #include "query_blocks.cuh"
 
 #define LARGEST __int_as_float(0x7F7FFFFF)  // finite number
+#define NEVER __int_as_float(0x7FFFFFFF)    // nan, which no product reaches
 
 constexpr int QUAD = 4;  // threads that share a row
 constexpr int ROOM = 32;  // candidates of a row in the list of one thread
 constexpr int THREAD_GROUPS = GROUPS / QUAD;  // of each row
 constexpr int PART = 8;  // columns that are compared with the bound at once
+constexpr int LIST = ROOM + PART;  // so that the length of a list is only checked after a part
 
 struct Problem {
     const float* lse;    // [batch, heads, q_len]
     float* weights;      // [batch, heads, q_len, count], the largest first
     long long* keys;     // likewise; -1: the query may attend to fewer keys
-    void* lists;         // of candidates, [thread blocks, WARP_GROUPS * ROWS, QUAD, ROOM]
+    void* lists;         // of candidates, [thread blocks, WARP_GROUPS * ROWS, QUAD, LIST]
     int* most;           // the largest number of candidates in a list, if it is more than ROOM
     const int* ranges;   // key ranges, [range_count, 2, range_batches, q_len]; null: every query may attend to every key
     int* next_item;      // counter of the blocks of queries that have started
@@ -35,6 +37,20 @@ struct Candidate {
     float product;
     int key;
 };
+
+// Appends a candidate if its product reaches the bound. Predicates replace branches, at which the threads of a warp diverge.
+__device__ __forceinline__ void append_if_reached(Candidate*& end, float bound, const Candidate& candidate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred reached;\n"
+        "setp.ge.f32 reached, %1, %3;\n"
+        "@reached st.global.v2.b32 [%0], {%1, %2};\n"
+        "@reached add.u64 %0, %0, %4;\n"
+        "}\n"
+        : "+l"(end)
+        : "f"(candidate.product), "r"(candidate.key), "f"(bound), "n"(sizeof(Candidate))
+        : "memory");
+}
 
 __device__ __forceinline__ float maximum_of_row(float value) {
     value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, 1));
@@ -64,21 +80,20 @@ __device__ __forceinline__ float bound_of(const float (&maxima)[64], int row, in
 // `counts` are the numbers in the two lists of this thread.
 __device__ __forceinline__ int locate(const int (&counts)[2], int row, int index, int& position) {
     int total = 0;
-    position = row * QUAD * ROOM + index;
+    position = row * QUAD * LIST + index;
 #pragma unroll
     for (int i = 0; i < QUAD; i++) {
         int count = __shfl_sync(0xFFFFFFFF, row < 8 ? counts[0] : counts[1], row % 8 * QUAD + i);
-        if (index >= total + count) position += ROOM - count;  // it is in a later list
+        if (index >= total + count) position += LIST - count;  // it is in a later list
         total += count;
     }
     return total;
 }
 
 // Ranks the candidates of a row and stores the largest; all threads of a warp take part. Among equal products, the first
-// keys are the largest.
+// keys are the largest. `shift` is the log-sum-exp of the row in base 2.
 __device__ __forceinline__ void store_largest(
-    const Problem& problem, const Candidate* candidates, int found, long long row, int lane) {
-    float shift = problem.lse[row] * (1.0f / LN_2);
+    const Problem& problem, const Candidate* candidates, int found, long long row, float shift, int lane) {
     float* weights = problem.weights + row * problem.count;
     long long* keys = problem.keys + row * problem.count;
     for (int i = lane; i < found; i += WARP) {
@@ -138,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     // the candidates of one row of each warp, while they are ranked
     Candidate* ranked =
         (Candidate*)(memory + (barriers - queries) + 16 * (STAGES + ITEMS)) + warp_row / 16 * QUAD * ROOM;
-    Candidate* lists = (Candidate*)problem.lists + (blockIdx.x * WARP_GROUPS * ROWS + warp_row) * QUAD * ROOM;
+    Candidate* lists = (Candidate*)problem.lists + (blockIdx.x * WARP_GROUPS * ROWS + warp_row) * QUAD * LIST;
     Ring<STAGES> ring;
 
     for (Ring<ITEMS> item_ring;; item_ring.advance()) {
@@ -196,8 +211,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             bound[i] = bound_of(maxima, i, problem.count);
             if (block.first_row + thread_row + 8 * i >= problem.q_len) bound[i] = INFINITE;  // the row does not exist
         }
-        int counts[2] = {};
-        Candidate* mine = lists + lane * ROOM;
+        Candidate* starts[2] = {lists + lane * LIST, lists + (8 * QUAD + lane) * LIST};
+        Candidate* ends[2] = {starts[0], starts[1]};
         visit_tiles([&](const float(&products)[64], int key) {
 #pragma unroll
             for (int i = 0; i < 2; i++)
@@ -211,23 +226,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                     for (int j = start; j < start + PART; j++) {
                         float product = products[4 * (j / 2) + 2 * i + j % 2];
-                        if (!(product >= bound[i])) continue;
-                        if (counts[i] < ROOM)
-                            mine[8 * i * QUAD * ROOM + counts[i]] = {product, key + 8 * (j / 2) + j % 2};
-                        counts[i]++;
+                        append_if_reached(ends[i], bound[i], {product, key + 8 * (j / 2) + j % 2});
                     }
-                    if (counts[i] > ROOM) bound[i] = INFINITE;  // another way must find the largest ones
+                    if (ends[i] - starts[i] > ROOM) bound[i] = NEVER;  // another way must find the largest ones
                 }
         });
         arrive(blocks.released + 8 * item_ring.stage);
 
+        int counts[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
+            counts[i] = ends[i] - starts[i];
             if (counts[i] > ROOM) atomicMax(problem.most, counts[i]);
             counts[i] = min(counts[i], ROOM);
         }
         __syncwarp();  // the lists are complete
         int rows = min(16, problem.q_len - block.first_row - warp_row), position;
+        long long first_row = ((long long)block.batch * problem.heads + block.head) * problem.q_len + block.first_row +
+                              warp_row;
+        float shifts = lane < rows ? problem.lse[first_row + lane] * (1.0f / LN_2) : 0.0f;
         int found = locate(counts, 0, lane, position);
         Candidate candidate = lane < found ? lists[position] : Candidate{};
         for (int i = 0; i < rows; i++) {
@@ -242,9 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (lane < found) candidate = lists[position];
             }
             __syncwarp();
-            long long row = ((long long)block.batch * problem.heads + block.head) * problem.q_len + block.first_row +
-                            warp_row + i;
-            store_largest(problem, ranked, this_found, row, lane);
+            store_largest(problem, ranked, this_found, first_row + i, __shfl_sync(0xFFFFFFFF, shifts, i), lane);
             __syncwarp();
         }
     }

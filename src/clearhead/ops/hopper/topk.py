@@ -16,12 +16,12 @@ from clearhead.ops.triton.logits import LogitParams
 WARP_GROUPS = 3  # more would not have enough registers
 STAGES = {64: 4, 128: 3}  # by width
 CANDIDATES_PER_LIST = 32  # products of a row that reach the bound, in the list of one thread
-THREADS_PER_ROW = 4
-ROW_BYTES = THREADS_PER_ROW * CANDIDATES_PER_LIST * 8  # a candidate is a product and a key
+SPARE_CANDIDATES = 8  # that a list has room for, because its length is checked after as many have been appended
+THREADS_PER_ROW, CANDIDATE_BYTES = 4, 8
 WARP_ROWS = 16
-FEW_KEYS, FEW_GROUPS, GROUPS = 16, 32, 128  # with fewer groups, the bound is found faster, but more products reach it
+FEW_KEYS, FEW_GROUPS, GROUPS = 16, 64, 128  # with fewer groups, the bound is found faster, but more products reach it
 MAX_TOP_KEYS = 32
-MIN_CELLS = 2**28  # for smaller matrices, the kernels take about the same time
+MIN_CELLS = 2**28  # smaller matrices take less than 1 ms in Triton, too, and NVRTC compiles in every process
 
 
 class Problem(ctypes.Structure):
@@ -54,7 +54,8 @@ def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
     logit_params = LogitParams.from_call(call)
     lse = lse.contiguous()
     rows = query_blocks.thread_block_count(call, WARP_GROUPS) * WARP_GROUPS * query_blocks.WARP_GROUP_ROWS
-    lists = lse.new_empty((rows, ROW_BYTES // 4))
+    list_bytes = (CANDIDATES_PER_LIST + SPARE_CANDIDATES) * CANDIDATE_BYTES
+    lists = torch.empty((rows, THREADS_PER_ROW * list_bytes), dtype=torch.uint8, device=lse.device)
     problem = Problem(
         lse.data_ptr(),
         weights.data_ptr(),
@@ -82,4 +83,5 @@ def top_weights(call: AttentionCall, lse: Tensor, count: int) -> TopK | None:
 def shared_bytes(width: int) -> int:
     """Return the dynamic shared memory of a thread block: queries, a ring of keys, and a row of candidates per warp."""
     warps = WARP_GROUPS * query_blocks.WARP_GROUP_ROWS // WARP_ROWS
-    return query_blocks.shared_bytes(width, WARP_GROUPS, STAGES[width], rings=1) + warps * ROW_BYTES
+    candidates = warps * THREADS_PER_ROW * CANDIDATES_PER_LIST
+    return query_blocks.shared_bytes(width, WARP_GROUPS, STAGES[width], rings=1) + candidates * CANDIDATE_BYTES
