@@ -147,9 +147,11 @@ def test_blocks_that_do_not_overflow_keep_their_bits(launches):
     assert output.isfinite().all()
 
 
-def test_kernel_runs_in_a_cuda_graph(launches):
-    tensors = random_tensors(1, 4, 640, 64, dtype=torch.float16)
-    call = build_call(*tensors, mask=Window(50, 0))
+@pytest.mark.parametrize("dtype", list(support.DTYPES))
+def test_kernel_runs_in_a_cuda_graph(dtype, launches):
+    query, key, value = random_tensors(1, 4, 640, 64, dtype=dtype)
+    key[:, :, 128:] *= 16  # in bfloat16, blocks of queries are repeated
+    call = build_call(query, key, value, mask=Window(300, 0))
     expected, _ = forward.forward(call)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,12 +1,12 @@
 // Output and log-sum-exp of attention.
 //
 // Each warp group of a block of queries starts two products together: the next scores, and the last weights times their
-// values. It exponentiates the scores during the second, while the tensor cores also multiply for another warp group.
+// values. During the second it exponentiates the scores or, if maxima are running, finds their maxima.
 //
 // Weights are relative to a number for each row, which cancels out. It need not be the maximum of the row: in bfloat16,
-// weights have the exponents of floats, so the maximum of the first tile stays, and the output is never rescaled. If a
-// later product is so much larger that sums could overflow, the block of queries is repeated with running maxima.
-// In float16, maxima are always running.
+// weights have the exponents of floats. There, only the first tile of a row and tiles that the mask divides update the
+// maximum and rescale the output. If a later product is so much larger that a sum could overflow, the block of queries is
+// processed again with running maxima. In float16, maxima are always running.
 //
 // Compile-time options: DTYPE ("bf16" or "f16"), HEAD_DIM (64 or 128), WARP_GROUPS and STAGES.
 
@@ -29,7 +29,8 @@ struct Softmax {
 };
 
 constexpr bool WIDE_EXPONENTS = DTYPE[0] == 'b';
-constexpr float LARGEST_SUM = 0x1p64f;  // of weights relative to the maximum of the first tile
+// Largest sum of a thread's weights with maxima that stay. The output does not overflow if values are below 2^60.
+constexpr float LARGEST_SUM = 0x1p64f;
 
 // Replaces the products of a tile by weights relative to the running maximum. `rescale` receives the factors of
 // everything that was added up before. Keys count from the thread's first key.
@@ -116,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         keys.init_barriers();
         values.init_barriers();
-        blocks.init_barriers();
+        blocks.init();
         fence_barriers();
     }
     __syncthreads();
@@ -201,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 bool running = masked.VALUE || !fixed;
                 if (running) {
                     check_sums();  // a larger maximum would hide that the output has overflowed
-                    // in bfloat16 few tiles have running maxima, and the code for masked ones serves for all of them
+                    // in bfloat16, usually few tiles have running maxima, so the code for masked tiles serves for all
                     exponentiate_running<masked.VALUE || WIDE_EXPONENTS>(
                         products, softmax, rescale, problem.scale, first, last);
                 } else {

@@ -178,7 +178,7 @@ struct ItemBuffers {
     Item* items;
     u32 queries, filled, released;
 
-    __device__ __forceinline__ void init_barriers() const {
+    __device__ __forceinline__ void init() const {
         for (int i = 0; i < ITEMS; i++) {
             init_barrier(filled + 8 * i, 1);
             init_barrier(released + 8 * i, WARPS * WARP);  // every thread that reads the item arrives
@@ -190,8 +190,8 @@ struct ItemBuffers {
         return queries + (stage * WARP_GROUPS + warp_group) * QUERY_BYTES;
     }
 
-    // Loads one block of queries after another, and those that failed once more; all threads of a warp take part. One of
-    // them calls `load_tiles` for each block, with its item.
+    // Loads one block of queries after another, and a second time those that failed; all threads of a warp take part. One
+    // of them calls `load_tiles` for each block, with its item.
     template <class Problem, class LoadTiles>
     __device__ __forceinline__ void load_all(
         const Problem& problem, const TensorMap& query_map, int lane, LoadTiles load_tiles) const {
@@ -206,7 +206,7 @@ struct ItemBuffers {
                 index = lane == 0 ? atomicAdd(problem.next_item, 1) : 0;
                 index = __shfl_sync(0xFFFFFFFF, index, 0);
             }
-            if (index >= blocks) {  // the last block may still fail
+            if (index >= blocks) {  // the block in the other item may still fail
                 Ring<ITEMS> other = ring;
                 other.advance();
                 wait(released + 8 * other.stage, other.parity ^ 1);

@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     if (threadIdx.x == 0) {
         buffers.init_barriers();
-        blocks.init_barriers();
+        blocks.init();
         fence_barriers();
     }
     __syncthreads();
