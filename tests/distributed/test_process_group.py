@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 # AdamW imports parts of torch.distributed while the group exists
 TRAIN_AND_LIST_THREADS = """
 from pathlib import Path
@@ -40,6 +42,7 @@ print([name for name in thread_names() if "gloo" in name])
 """
 
 
+@pytest.mark.slow
 def test_no_thread_of_the_group_outlives_it():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -209,6 +209,7 @@ def test_traced_calls_stay_in_torch(tiles):
     torch.testing.assert_close(graph(x), entropies(x))
 
 
+@pytest.mark.slow
 def test_compiled_calls_stay_in_torch_and_serve_all_lengths(tiles):
     def entropies(x):
         return attention(x, x, x, mask=Causal(), return_weights=True)[1].entropy()
