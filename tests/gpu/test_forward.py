@@ -9,30 +9,19 @@ import torch
 
 from clearhead import Causal, Documents, Window, attention
 from clearhead.ops.arguments import build_call
-from clearhead.ops.hopper import driver, forward, support
+from clearhead.ops.hopper import forward, support
 from clearhead.ops.triton import forward as triton_forward
-from support import random_hopper
+from support import hopper_gpu, random_hopper
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != support.CAPABILITY,
-        reason="needs a GPU of compute capability 9.0",
-    ),
-]
+pytestmark = hopper_gpu.MARKS
 PROBLEMS_PER_SEED = 25
 
 
 @pytest.fixture
 def launches(monkeypatch):
     """List the kernels that are launched; they also take small calls."""
-    launched: list[str] = []
     monkeypatch.setattr(forward, "MIN_CELLS", {})
-    launch = driver.Kernel.launch
-    monkeypatch.setattr(
-        driver.Kernel, "launch", lambda kernel, *args: (launched.append(kernel.name), launch(kernel, *args))
-    )
-    return launched
+    return hopper_gpu.list_launches(monkeypatch)
 
 
 def random_tensors(*shape: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:

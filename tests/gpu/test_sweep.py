@@ -12,18 +12,14 @@ from torch.nn.functional import adaptive_avg_pool2d, adaptive_max_pool2d
 
 from clearhead import Causal, Documents, Window, attention
 from clearhead.ops.arguments import build_call
-from clearhead.ops.hopper import driver, support, sweep
+from clearhead.ops.hopper import support, sweep
 from clearhead.ops.statistics import PoolSpec, StatisticsRequest
 from clearhead.ops.triton.statistics import compute_statistics
-from support import random_hopper
+from support import hopper_gpu, random_hopper
 from support.random_checks import compare
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != support.CAPABILITY,
-        reason="needs a GPU of compute capability 9.0",
-    ),
+    *hopper_gpu.MARKS,
     # of torch.special.entr, if several processes create the folder at the same time
     pytest.mark.filterwarnings("ignore:Specified kernel cache directory could not be created"),
 ]
@@ -33,12 +29,9 @@ EVERYTHING = StatisticsRequest(entropy=True, received=True, distance=True)
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Count launches of the kernel, which also takes small calls."""
-    counted: list[int] = []
+    """List the launches of the kernel, which also takes small calls."""
     monkeypatch.setattr(sweep, "MIN_CELLS", 0)
-    launch = driver.Kernel.launch
-    monkeypatch.setattr(driver.Kernel, "launch", lambda *args: (counted.append(1), launch(*args)))
-    return counted
+    return hopper_gpu.list_launches(monkeypatch)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -9,30 +9,19 @@ import torch
 
 from clearhead import Causal, attention
 from clearhead.ops.arguments import build_call
-from clearhead.ops.hopper import driver, support, topk
+from clearhead.ops.hopper import support, topk
 from clearhead.ops.triton import topk as triton_topk
-from support import random_hopper
+from support import hopper_gpu, random_hopper
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != support.CAPABILITY,
-        reason="needs a GPU of compute capability 9.0",
-    ),
-]
+pytestmark = hopper_gpu.MARKS
 PROBLEMS_PER_SEED = 25
 
 
 @pytest.fixture
 def launches(monkeypatch):
     """List the kernels that are launched; the one for the largest weights also takes small calls."""
-    launched: list[str] = []
     monkeypatch.setattr(topk, "MIN_CELLS", 0)
-    launch = driver.Kernel.launch
-    monkeypatch.setattr(
-        driver.Kernel, "launch", lambda kernel, *args: (launched.append(kernel.name), launch(kernel, *args))
-    )
-    return launched
+    return hopper_gpu.list_launches(monkeypatch)
 
 
 @pytest.mark.parametrize("seed", range(20))

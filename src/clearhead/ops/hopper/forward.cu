@@ -28,7 +28,7 @@ struct Softmax {
     float maximum[2] = {-INFINITE, -INFINITE}, sum[2] = {};
 };
 
-constexpr bool WIDE_EXPONENTS = DTYPE[0] == 'b';
+constexpr bool WIDE_EXPONENTS = DTYPE[0] == 'b';  // weights have the exponents of floats
 // Largest sum of a thread's weights with maxima that stay. The output does not overflow if values are below 2^60.
 constexpr float LARGEST_SUM = 0x1p64f;
 
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (lane == 0) arrive(barriers + 8 * ring.stage);
             ring.advance();
         };
-        auto check_sums = [&]() {  // false for nan, too
+        auto check_sums = [&]() {  // nan does not fit either
             fits = fits && softmax.sum[0] <= LARGEST_SUM && softmax.sum[1] <= LARGEST_SUM;
         };
         auto convert = [&]() {

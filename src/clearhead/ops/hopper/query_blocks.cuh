@@ -207,6 +207,7 @@ struct ItemBuffers {
                 index = __shfl_sync(0xFFFFFFFF, index, 0);
             }
             if (index >= blocks) {  // the block in the other item may still fail
+                static_assert(ITEMS == 2);
                 Ring<ITEMS> other = ring;
                 other.advance();
                 wait(released + 8 * other.stage, other.parity ^ 1);

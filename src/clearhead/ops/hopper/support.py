@@ -26,7 +26,7 @@ def unsupported_reasons(call: AttentionCall, min_cells: int) -> list[str]:
 
     Args:
         call: attention call.
-        min_cells: number of cells of the matrix from which on the kernel is faster than Triton's.
+        min_cells: number of cells of the matrix from which on the kernel is used instead of Triton's.
     """
     gpu = gpu_of(call.query.device) if call.query.device.type == DEVICE_TYPE else None
     if gpu is None or gpu.capability != CAPABILITY or not gpu.has_wgmma:
