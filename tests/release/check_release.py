@@ -1,8 +1,9 @@
 """Checks before a release, as `make release-check` runs them.
 
-Builds the sdist and the wheel into dist/, checks their metadata and files, and installs the wheel with each extra in a
-new environment of each supported Python on this machine, where it runs every command. Prints a line per check, and
-exits with status 1 if one failed.
+Runs `make demo` and the core tests with each supported Python on this machine as a stranger has it: a new clone in a
+folder with a space, no variables, no configuration of pip. Builds the sdist and the wheel into dist/, checks their
+metadata and files, and installs the wheel with each extra in a new environment of each Python, where it runs every
+command. Prints a line per check, and exits with status 1 if one failed.
 
     python tests/release/check_release.py --extras base view --interpreters python3.11
 """
@@ -15,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -26,13 +26,13 @@ from clearhead._utils.version import __version__
 from support.distributions import tracked_files, wheel_problems, wheel_version
 from support.paths import ROOT
 from support.smoke import smoke_problems, write_inputs
-from support.virtual_environments import VirtualEnvironment, installed_torch, pip_error, run_pip
+from support.strangers import cannot_run, stranger_variables, supported_interpreters
+from support.virtual_environments import CONSTRAINTS, VirtualEnvironment, installed_torch, pip_error, run_pip
 
 DIST = ROOT / "dist"
 BASE, ALL = "base", "all"
 CONFLICTING = ("vllm",)  # extras that cannot be installed with the versions of constraints.txt
 INSTALLED = (BASE, *(extra for extra in EXTRAS if extra not in CONFLICTING), ALL)
-CLASSIFIER = "Programming Language :: Python :: "
 
 
 class Checks:
@@ -52,18 +52,44 @@ class Checks:
             print(f"ok      {name} ({time.monotonic() - start:.0f} s)", flush=True)
 
 
-def supported_interpreters() -> tuple[dict[str, str], list[str]]:
-    """Return the interpreters on this machine by version, and the supported versions that are missing."""
-    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
-    versions = [line.removeprefix(CLASSIFIER) for line in classifiers if line.startswith(CLASSIFIER)]
-    usable = {version: f"python{version}" for version in versions if _runs(f"python{version}")}
-    return usable, [version for version in versions if version not in usable]
+def stranger_problems(interpreter: str, home: Path, wheels: Path) -> Iterator[str]:
+    """Run the README's commands in a new clone; print the last lines and sizes; yield problems.
+
+    Args:
+        interpreter: the Python of the environment.
+        home: the home folder.
+        wheels: folder of wheels that all environments share, which this one adds its own to.
+    """
+    variables = stranger_variables(home) | {"PIP_FIND_LINKS": str(wheels)}
+    with tempfile.TemporaryDirectory(prefix="my folder ", dir=home) as folder:
+        clone = Path(folder) / "clearhead"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        tools = Path(folder) / "tools"
+        subprocess.run([interpreter, "-m", "venv", str(tools)], check=True, env=variables)
+        download = [str(tools / "bin" / "pip"), "download", "--quiet", "--dest", str(wheels), ".[test]"]
+        result = subprocess.run(
+            download, cwd=clone, env=variables | {"PIP_CONSTRAINT": CONSTRAINTS}, capture_output=True, text=True
+        )
+        if result.returncode:
+            yield pip_error(result)
+            return
+        for target in ("demo", "test-core"):
+            line = ["make", "--silent", target, f"PYTHON={interpreter}"]
+            variables = stranger_variables(home)
+            result = subprocess.run(
+                line, cwd=clone, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True
+            )
+            if result.returncode:
+                yield f"make {target} exits with {result.returncode}: {(result.stdout + result.stderr)[-2000:]}"
+                return
+            print(result.stdout.strip().splitlines()[-1], flush=True)
+        print(f"        {gigabytes(clone / '.venv')} in .venv, {gigabytes(wheels)} of wheels so far", flush=True)
 
 
-def _runs(interpreter: str) -> bool:
-    """Return whether a program starts. Version managers such as pyenv have programs that only print an error."""
-    path = shutil.which(interpreter)
-    return path is not None and not subprocess.run([path, "-c", "import venv"], capture_output=True).returncode
+def gigabytes(folder: Path) -> str:
+    """Return the size of a folder."""
+    size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return f"{size / 1e9:.1f} GB"
 
 
 def build(folder: Path) -> Iterator[str]:
@@ -87,7 +113,7 @@ def installation_problems(extra: str, interpreter: str, wheel: Path, inputs: Pat
         folder = Path(temporary)
         environment = VirtualEnvironment(folder / "venv", interpreter)
         requirement = str(wheel) if extra == BASE else f"{wheel}[{extra}]"
-        installed = environment.install(requirement, installed_torch())
+        installed = environment.install(requirement, environment.torch())
         if installed.returncode:
             yield pip_error(installed)
             return
@@ -112,9 +138,16 @@ def main() -> int:
     options = parser.parse_args()
     checks = Checks()
     for version in missing:
-        print(f"skipped Python {version}: there is no usable python{version} on this machine")
+        print(cannot_run(version))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        home, wheels = folder / "home", folder / "wheels"
+        home.mkdir()
+        wheels.mkdir()
+        for interpreter in options.interpreters:
+            checks.report(
+                f"make demo and make test-core with {interpreter}", stranger_problems(interpreter, home, wheels)
+            )
         checks.report("sdist and wheel build, metadata is valid", build(folder))
         wheels = list(DIST.glob("*.whl"))
         if checks.failed or len(wheels) != 1:

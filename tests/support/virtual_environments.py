@@ -16,7 +16,7 @@ def installed_torch() -> str:
     return f"torch=={importlib.metadata.version('torch')}"
 
 
-CONSTRAINTS = str(ROOT / "constraints.txt")
+CONSTRAINTS = (ROOT / "constraints.txt").as_uri()  # pip splits its variables at spaces
 
 
 def run_pip(python: str | Path, *arguments: str, constraint: str = CONSTRAINTS) -> subprocess.CompletedProcess[str]:
@@ -48,6 +48,11 @@ class VirtualEnvironment:
         self.programs = folder / "bin"
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self.variables = kept | {"COLUMNS": "200"}
+
+    def torch(self) -> str:
+        """Return a requirement for the installed build of torch, or the default build if the Python is another one."""
+        version = self.run(ROOT, "python", "-c", "import sys; print(sys.version_info[:2])").stdout.strip()
+        return installed_torch() if version == str(sys.version_info[:2]) else installed_torch().partition("+")[0]
 
     def install(self, *requirements: str, constraint: str = CONSTRAINTS) -> subprocess.CompletedProcess[str]:
         """Install packages, by default with the versions of constraints.txt."""
