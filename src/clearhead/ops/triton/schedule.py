@@ -28,7 +28,8 @@ def program_block(length, heads, batches, BLOCK: tl.constexpr):
     So if blocks differ in work, those that start last are short, and few heads are read at the same time.
     """
     blocks, program = tl.cdiv(length, BLOCK), tl.program_id(0)
-    in_flight = tl.minimum(tl.maximum(ROWS_IN_FLIGHT // length, MIN_HEADS_IN_FLIGHT), MAX_HEADS_IN_FLIGHT)
+    in_flight = ROWS_IN_FLIGHT // length  # separate: the interpreters of triton 3.7 and 3.8 refuse it as an argument
+    in_flight = tl.minimum(tl.maximum(in_flight, MIN_HEADS_IN_FLIGHT), MAX_HEADS_IN_FLIGHT)
     first_head = program // (blocks * in_flight) * in_flight
     size = tl.minimum(heads * batches - first_head, in_flight)
     index = program - first_head * blocks
