@@ -54,10 +54,13 @@ def test_a_pipe_is_written_to_directly(tmp_path):
     assert path.is_fifo()
 
 
-def test_a_symbolic_link_to_itself_is_rejected(tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
+@pytest.mark.parametrize("targets", [{"loop": "loop"}, {"loop": "other", "other": "loop"}], ids=len)
+def test_a_symbolic_link_to_itself_is_rejected(tmp_path, targets):
+    for name, target in targets.items():
+        (tmp_path / name).symlink_to(target)
     with pytest.raises(OSError, match="a symbolic link that points to itself"):
         write_text(tmp_path / "loop", "x")
+    assert (tmp_path / "loop").is_symlink()
 
 
 def test_existing_and_missing_folders_are_rejected(tmp_path):

@@ -19,14 +19,13 @@ def resolve_target(path: str | os.PathLike[str]) -> Path:
 
     Call it before a long computation, so that a wrong path fails early.
     """
-    try:
-        target = Path(path).resolve()
-    except RuntimeError:  # Python 3.13 and later raise OSError instead
-        raise OSError(f"{path}: a symbolic link that points to itself") from None
+    target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {target.parent}")
     if target.is_dir():
         raise IsADirectoryError(f"{path}: a folder; expected the name of a file")
+    if target.is_symlink():  # `Path.resolve` raises here before Python 3.13 only
+        raise OSError(f"{path}: a symbolic link that points to itself")
     if not is_pipe_or_device(target) and not os.access(target.parent, os.W_OK | os.X_OK):
         raise PermissionError(f"{path}: no permission to write to the folder {target.parent}")
     return target
