@@ -18,8 +18,10 @@ from support.hostile_input import run_cli
 
 IMPORTS = """
 import sys
+import torch
+by_torch = set(sys.modules)  # torch with CUDA imports cuda.bindings
 from clearhead.cli.diagnosis import diagnose
-print(diagnose().hopper.available, sorted({"triton.language", "cuda.bindings"} & set(sys.modules)))
+print(diagnose().hopper.available, sorted({"triton.language", "cuda.bindings"} & (set(sys.modules) - by_torch)))
 """
 
 

@@ -121,6 +121,7 @@ def held_values(model):
     return values + [value.__kwdefaults__ for value in values if isinstance(value, types.FunctionType)]
 
 
+@pytest.mark.filterwarnings("ignore:functools.partial will be a method descriptor")  # of Python 3.13, in FromPartial
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
 def test_every_holder_is_replaced_and_restored(model):
     x, before = torch.randn(2, 3, 5, 7), held_values(model)
