@@ -10,7 +10,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 from PIL import Image
 from selenium.webdriver import ActionChains, Chrome
 
@@ -41,7 +40,6 @@ def _save(image: Image.Image, name: str) -> None:
 
 def draw_figures() -> None:
     """Draw the figures of matplotlib."""
-    plt.rcParams["font.family"] = ["DejaVu Sans", "IPAGothic"]  # with the letters of the translation
     recording = record("en-ja", SENTENCE)
     alignment = plot_alignment(recording, layer=2).get_figure(root=True)
     assert alignment is not None

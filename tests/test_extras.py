@@ -186,7 +186,7 @@ def test_import_errors_name_the_missing_extra(without_extras, name, message):
 def test_doctor_lists_missing_packages_of_extras(without_extras):
     extras = json.loads(without_extras["commands"]["doctor --json"][1])["extras"]
     assert set(extras) == set(EXTRAS)
-    assert extras["view"] == {"installed": False, "missing": ["bokeh", "jinja2", "pillow"]}
+    assert extras["view"] == {"installed": False, "missing": ["bokeh", "fonttools", "jinja2", "pillow"]}
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -1,14 +1,15 @@
 """Tests of matplotlib figures: pixels, labels and files."""
 
-import os
 import sys
 
 import numpy as np
 import pytest
-from matplotlib import pyplot
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import font_manager, get_data_path, pyplot, rcParams
 from matplotlib.colors import LogNorm
 
-from clearhead.plot import plot_alignment, plot_head, plot_heads
+from clearhead.plot import _fonts, plot_alignment, plot_head, plot_heads
 from clearhead.plot.figures import MASKED_COLOR
 from clearhead.translation import Translator
 from support.recordings import decoder, translation
@@ -88,12 +89,55 @@ def test_unusual_tokens_are_drawn(tmp_path):
     axes.figure.savefig(tmp_path / "any.svg")
 
 
-def test_japanese_tokens_have_a_font(tmp_path):
-    recording = Translator.load().record("I read a book.")
-    try:
-        plot_alignment(recording).figure.savefig(tmp_path / "aligned.png")
-    except UserWarning as warning:  # this machine has no Japanese font; CI installs one
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(warning))
+@pytest.fixture
+def system_fonts(monkeypatch):
+    """Hide the fonts of the system. Return the list of files that take their place."""
+    files = []
+    fonts = [entry for entry in font_manager.fontManager.ttflist if entry.fname.startswith(get_data_path())]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: files)
+    monkeypatch.setattr(_fonts, "_warned", set())
+    return files
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf", "eps"])
+def test_japanese_tokens_are_drawn_without_a_font_of_the_system(tmp_path, system_fonts, kind):
+    before = dict(rcParams)
+    axes = plot_alignment(Translator.load().record("I read a book."))
+    axes.figure.savefig(tmp_path / f"aligned.{kind}")  # a missing glyph is a warning, and warnings are errors here
+    assert "本" in "".join(label.get_text() for label in axes.get_yticklabels())
+    assert dict(rcParams) == before
+
+
+def test_characters_without_a_font_become_boxes_with_one_warning(tmp_path, system_fonts):
+    stack = decoder(["我你", "한국", "ไทย", "日本", "a\u200db"])["decoder"]
+    with pytest.warns(UserWarning, match="no installed font has .*, drawn as □") as caught:
+        axes = plot_head(stack.layers[0], 0, stack.queries)
+    assert [each.filename for each in caught] == [__file__] * 2
+    packages = sorted(str(each.message).rpartition(" ")[2] for each in caught)
+    assert packages == ["fonts-noto-cjk", "fonts-noto-core"]
+    assert [label.get_text() for label in axes.get_yticklabels()][:4] == ["我□", "□□", "□□□", "日本"]
+    plot_head(stack.layers[0], 1, stack.queries).figure.savefig(tmp_path / "again.png")  # no second warning
+
+
+def test_other_scripts_use_fonts_installed_after_matplotlib_listed_them(tmp_path, system_fonts):
+    """A font with two empty glyphs stands for one that the user installs because of the warning."""
+    glyphs = [".notdef", "han", "guk"]
+    builder = FontBuilder(1000)
+    builder.setupGlyphOrder(glyphs)
+    builder.setupCharacterMap({ord("한"): "han", ord("국"): "guk"})
+    builder.setupGlyf({name: TTGlyphPen(None).glyph() for name in glyphs})
+    builder.setupHorizontalMetrics(dict.fromkeys(glyphs, (1000, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Hangul of a test", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(tmp_path / "hangul.ttf")
+    system_fonts.append(str(tmp_path / "hangul.ttf"))
+    stack = decoder(["한국", "日本"])["decoder"]
+    axes = plot_head(stack.layers[0], 0, stack.queries)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["한국", "日本"]
+    axes.figure.savefig(tmp_path / "drawn.png")
 
 
 def test_rejects_wrong_tokens_and_missing_heads_and_stacks():

@@ -8,8 +8,14 @@ from contextlib import contextmanager
 
 # extra -> {name to import: name to install}; pyproject.toml has the versions
 EXTRAS = {
-    "explain": {"jinja2": "jinja2", "latex2mathml": "latex2mathml", "openpyxl": "openpyxl", "tomlkit": "tomlkit"},
-    "view": {"bokeh": "bokeh", "jinja2": "jinja2", "PIL": "pillow"},
+    "explain": {
+        "fontTools": "fonttools",
+        "jinja2": "jinja2",
+        "latex2mathml": "latex2mathml",
+        "openpyxl": "openpyxl",
+        "tomlkit": "tomlkit",
+    },
+    "view": {"bokeh": "bokeh", "fontTools": "fonttools", "jinja2": "jinja2", "PIL": "pillow"},
     "translate": {"tokenizers": "tokenizers", "sacrebleu": "sacrebleu", "filelock": "filelock"},
     "hf": {"transformers": "transformers", "gguf": "gguf", "accelerate": "accelerate"},
     "plot": {"matplotlib": "matplotlib"},

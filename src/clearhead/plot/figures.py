@@ -11,6 +11,7 @@ from jaxtyping import Float
 from clearhead._utils.color_scales import weight_floor
 from clearhead._utils.text import short_token
 from clearhead.ops.statistics import Reduce
+from clearhead.plot._fonts import drawable
 from clearhead.plot._pyplot import load_pyplot
 from clearhead.recording import Recording, Stack, Tokens
 from clearhead.weights.matrix import AttentionWeights
@@ -25,8 +26,6 @@ MAX_GRID_BINS = 128  # bins each way of a head in a grid of heads
 MAX_AXIS_TOKENS = 60  # longer axes are labeled with indices
 MAX_TOKEN_COLUMNS = 16  # width of a token on an axis, in character cells
 MASKED_COLOR = "#e9ebf0"  # cells with a weight of 0
-# fonts for Japanese, Chinese and Korean, which matplotlib's default font lacks
-_CJK_FONTS = ("IPAGothic", "IPAexGothic", "Noto Sans CJK JP", "Noto Sans JP", "Hiragino Sans", "Yu Gothic", "Meiryo")
 
 
 def plot_head(
@@ -131,9 +130,8 @@ def _draw(
     for axis, labels, length in ((ax.yaxis, queries, shape[0]), (ax.xaxis, keys, shape[1])):
         if labels is not None and length <= MAX_AXIS_TOKENS:
             axis.set_ticks([index + 0.5 for index in range(length)])
-            # escaped, because matplotlib renders $x$ as TeX
-            texts = [short_token(text, MAX_TOKEN_COLUMNS).replace("$", r"\$") for text in labels]
-            axis.set_ticklabels(texts, fontfamily=_fonts())
+            texts, families = drawable([short_token(text, MAX_TOKEN_COLUMNS) for text in labels])
+            axis.set_ticklabels(texts, fontfamily=families)
     if keys is not None and shape[1] <= MAX_AXIS_TOKENS:
         ax.tick_params(axis="x", labelrotation=90)
     ax.tick_params(length=2)
@@ -179,11 +177,3 @@ def _axis_texts(
                 f"tokens has {len(texts)} texts for {length} {name}; expected one per query and key, or (queries, keys)"
             )
     return queries, keys
-
-
-def _fonts() -> list[str]:
-    """Return matplotlib's default font and, as fallbacks, the installed CJK fonts."""
-    from matplotlib import font_manager, rcParams
-
-    installed = {font.name for font in font_manager.fontManager.ttflist}
-    return [*rcParams["font.family"], *(name for name in _CJK_FONTS if name in installed)]

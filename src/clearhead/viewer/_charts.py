@@ -43,7 +43,7 @@ MAX_AXIS_TOKENS = 40  # longer axes are labeled with numbers
 MAX_TOKEN_COLUMNS = 14  # width of an axis label, in character cells
 MAX_PROFILE_BARS = 512  # bars in a profile
 _BORDERS = {"left": 125, "right": 8, "top": 112, "bottom": 26}  # until borders.js fits them to the labels
-_FONT = 'system-ui, "DejaVu Sans", sans-serif'  # the font of page.css
+_FONT = 'system-ui, "DejaVu Sans", "BIZ UDPGothic", sans-serif'  # the font of page.css
 _BAR_COLOR = "#2f6fb0"
 _CURSOR_COLORS = {"cursor outline": ("#16181d", 6), "cursor": ("#ffffff", 2)}  # one of them differs from any palette
 

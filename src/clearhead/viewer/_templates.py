@@ -13,7 +13,7 @@ from clearhead._utils.modules import import_map, read_scripts
 _LOADERS = [PackageLoader("clearhead.viewer", folder) for folder in ("templates", "static")]
 TEMPLATES = Environment(loader=ChoiceLoader(_LOADERS), autoescape=True, undefined=StrictUndefined)
 STATIC_FOLDER = resources.files("clearhead.viewer") / "static"
-MODULES_PATH = "/modules/"  # of the scripts on the local server
+MODULES_PATH, FONT_PATH = "/modules/", "/font"  # on the local server
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from typing import Any
 from clearhead._utils.checks import check_path
 from clearhead._utils.extras import needs_extra
 from clearhead._utils.files import write_text
+from clearhead._utils.fonts import embed_font
 from clearhead.explain._built_in import BUILT_IN
 from clearhead.explain.course._answers import NamedMatrix, check_question, named_matrices
 from clearhead.explain.course._markdown import Page, body_html, check_links, inline_html, parse_page
@@ -55,7 +56,7 @@ def course_files(pages: Traversable = FOLDER / "pages") -> Iterator[tuple[str, s
     """Yield the name and the HTML of every file of the course; index.html comes last."""
     parsed = read_pages(pages)
     for page in parsed:
-        yield page_file(page.name), page_html(page, parsed)
+        yield page_file(page.name), embed_font(page_html(page, parsed))
     for name in BUILT_IN:
         example = load(name)
         yield example_file(name), render(example.trace(), "html", title=example.title)

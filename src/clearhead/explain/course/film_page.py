@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from clearhead._utils.files import write_text
+from clearhead._utils.fonts import embed_font
 from clearhead.explain.course._modules import import_map
 from clearhead.explain.course._templates import TEMPLATES
 
@@ -21,4 +22,4 @@ def write_film_page(film: dict[str, Any], path: str | os.PathLike[str]) -> None:
         raise ValueError("the film has no frames; expected at least one")
     early = min(frame["sentences"] for frame in film["frames"])
     page = TEMPLATES.get_template("film_page.html")
-    write_text(path, page.render(film=film, early=early, import_map=import_map(["film_page.js"])))
+    write_text(path, embed_font(page.render(film=film, early=early, import_map=import_map(["film_page.js"]))))

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from clearhead._utils.extras import needs_extra
+from clearhead._utils.fonts import embed_font
 from clearhead._utils.text import visible_text
 from clearhead.explain.exercises._self_check import calculation
 from clearhead.explain.exercises._sheet import WITHHELD, SheetSection, instructions, sections
@@ -48,7 +49,7 @@ def html_sheet(exercise: Exercise, *, self_check: bool = False) -> str:
     if self_check:
         data["calculation"] = calculation(exercise)
         data["digits"], data["tolerance"] = exercise.digits, exercise.tolerance
-    return TEMPLATES.get_template("sheet.html").render(
+    page = TEMPLATES.get_template("sheet.html").render(
         title=exercise.title,
         instructions=instructions(exercise),
         sections=list(sections(exercise)),
@@ -56,6 +57,7 @@ def html_sheet(exercise: Exercise, *, self_check: bool = False) -> str:
         self_check=self_check,
         data=_script_data(data),
     )
+    return embed_font(page)
 
 
 def _answer_entry(section: SheetSection) -> dict[str, Any]:

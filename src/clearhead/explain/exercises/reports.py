@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator
 
 from clearhead._utils.checks import check_choice, describe
+from clearhead._utils.fonts import embed_font
 from clearhead._utils.text import visible_text
 from clearhead.explain.exercises.marks import VERDICTS, ClassMarks, Marks, StepMarks, format_points
 from clearhead.explain.render._documents import escape_markdown
@@ -35,9 +36,10 @@ def render_marks(marks: Marks | ClassMarks, style: str = "text") -> str:
         from clearhead.explain.exercises._sheet_html import TEMPLATES
 
         table = list(class_table(group)) if group is marks else []
-        return TEMPLATES.get_template("marks.html").render(
+        page = TEMPLATES.get_template("marks.html").render(
             group=group, table=table, is_class=group is marks, digits=MORE_EXPECTED_DIGITS, points=format_points
         )
+        return embed_font(page)
     if style == "csv":
         return _csv(group)
     return {"text": _text, "markdown": _markdown}[style](group, is_class=group is marks)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from clearhead._utils.fonts import embed_font
 from clearhead._utils.text import count_noun, visible_text
 from clearhead.explain.audit import Audit, CellDifference, CheckResult, MatrixComparison
 from clearhead.explain.render._audit_wording import (
@@ -81,7 +82,7 @@ def audit_as_html(audit: Audit, digits: int | None = None) -> str:
     errors, carried = (
         [shown[id(result)] for result in in_calculation_order(audit, verdict)] for verdict in ("differs", "carried")
     )
-    return TEMPLATES.get_template("audit.html").render(
+    page = TEMPLATES.get_template("audit.html").render(
         title=visible_text(audit.title),
         summary=audit.summary(),
         headline=_headline(len(audit.findings), len(errors)),
@@ -90,6 +91,7 @@ def audit_as_html(audit: Audit, digits: int | None = None) -> str:
         carried=carried,
         legend=_legend(shown.values()),
     )
+    return embed_font(page)
 
 
 def _headline(checked: int, errors: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from clearhead._utils.extras import needs_extra
+from clearhead._utils.fonts import embed_font
 from clearhead._utils.text import visible_text
 from clearhead.explain.live.page import live_config, live_modules
 from clearhead.explain.render._arithmetic import arithmetic_lines
@@ -98,7 +99,7 @@ def as_html(trace: Trace, title: str, digits: int = DEFAULT_DIGITS) -> str:
     )
     text = document(written=True)
     # scripts of a live page write the steps; without them, it shows those written here
-    return document(written=False) if is_live and len(text.encode()) > MAX_LIVE_PAGE else text
+    return embed_font(document(written=False) if is_live and len(text.encode()) > MAX_LIVE_PAGE else text)
 
 
 def _section(position: int, step: Step, trace: Trace, layout: Layout, digits: int) -> _Section:

@@ -14,6 +14,7 @@ from bokeh.io.doc import patch_curdoc
 from bokeh.resources import INLINE
 
 from clearhead._utils.color_scales import weight_floor
+from clearhead._utils.fonts import embed_font
 from clearhead._utils.modules import inline_modules
 from clearhead._utils.text import short_token, visible_text
 from clearhead._utils.version import __version__
@@ -52,6 +53,11 @@ def compress(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data)).decode()
 
 
+def uncompress(text: str) -> str:
+    """Return the JSON that `compress` was given."""
+    return zlib.decompress(base64.b64decode(text)).decode()
+
+
 def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails, notes: tuple[str, ...]) -> str:
     """Return the report as one HTML document."""
     recording, roles = cache.recording, cache.roles
@@ -65,10 +71,11 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
     texts, searchable, stacks = _stack_payloads(cache, data, labels)
     columns = used_columns(statistics)
     chart = HeadChart()
+    shown_texts = details.template_variables(recording)
     # after an exception in a viewer's callback, Bokeh's current document stays a destroyed one, and file_html raises
     document = Document()
     with patch_curdoc(document):
-        return file_html(
+        page = file_html(
             (chart.map, chart.entropy, chart.received),
             INLINE,
             visible_text(details.title) if details.title else f"clearhead: {recording.model}",
@@ -76,7 +83,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
             template_variables={
                 "model": recording.model,
                 "notes": notes,
-                **details.template_variables(recording),
+                **shown_texts,
                 "model_payload": {
                     **model_payload(cache),
                     "stacks": stacks,
@@ -106,6 +113,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
                 "version": __version__,
             },
         )
+    return embed_font(page, json.dumps([recording.model, *shown_texts.values(), *texts]) + uncompress(data.next_tokens))
 
 
 def _stack_payloads(

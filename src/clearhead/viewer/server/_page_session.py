@@ -11,6 +11,7 @@ from bokeh.document import Document
 from bokeh.events import RangesUpdate
 
 from clearhead._utils.color_scales import weight_floor
+from clearhead._utils.fonts import font_face
 from clearhead._utils.text import short_token
 from clearhead.viewer import _payloads
 from clearhead.viewer._charts import PALETTES, HeadChart
@@ -23,7 +24,7 @@ from clearhead.viewer._heatmap import (
     is_exact,
 )
 from clearhead.viewer._statistics_table import head_id
-from clearhead.viewer._templates import TEMPLATES, served_modules
+from clearhead.viewer._templates import FONT_PATH, TEMPLATES, served_modules
 from clearhead.viewer.server._page_state import PageState, Request, parse_address, parse_cell, parse_window
 from clearhead.viewer.server._panels.cell import CellPanel, TopTokensPanel
 from clearhead.viewer.server._panels.compare import ComparePanel
@@ -80,6 +81,7 @@ class PageSession:
         document.template = TEMPLATES.get_template("viewer.html")
         document.template_variables.update(palettes=PALETTES, import_map=served_modules(), model=name, live=True)
         document.template_variables.update(columns=(), statistics=(), relations=(), sampled=False)
+        document.template_variables.update(font_face=font_face(FONT_PATH))
         document.config.notify_connection_status = False  # the page shows its own message
 
     def close(self) -> None:

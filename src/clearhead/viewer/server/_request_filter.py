@@ -12,10 +12,10 @@ from tornado.web import HTTPError, OutputTransform, RequestHandler
 
 LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost"})
 # Bokeh also serves metadata, embedding scripts and an icon, which the page does not use.
-_ALLOWED_PATHS = re.compile(r"/|/enter|/ws|/static/js/[a-z.-]+\.js|/modules/[a-z_]+\.js|/(report|explain)\.html")
+_ALLOWED_PATHS = re.compile(r"/|/enter|/ws|/font|/static/js/[a-z.-]+\.js|/modules/[a-z_]+\.js|/(report|explain)\.html")
 _CONTENT_SECURITY_POLICY = (
     "default-src 'none'; connect-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline';"
-    " img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    " font-src 'self' data:; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _SECURITY_HEADERS = {
     "Cache-Control": "no-store",

@@ -23,10 +23,10 @@ from clearhead._utils.checks import check_int
 from clearhead._utils.progress import StageProgress, check_progress
 from clearhead.analysis import Roles
 from clearhead.recording import Recording
-from clearhead.viewer._templates import MODULES_PATH
+from clearhead.viewer._templates import FONT_PATH, MODULES_PATH
 from clearhead.viewer.server._auth import LOGIN_PATH, Access
 from clearhead.viewer.server._downloads import EXPLAIN_PATH, REPORT_PATH, Downloads, ExplainHandler, ReportHandler
-from clearhead.viewer.server._modules import ModuleHandler
+from clearhead.viewer.server._modules import FontHandler, ModuleHandler
 from clearhead.viewer.server._ports import bind
 from clearhead.viewer.server._redirect_file import redirect_paths, write_redirect_file
 from clearhead.viewer.server._request_filter import LOCAL_HOSTS, FilteredTornado
@@ -235,6 +235,7 @@ def _server(texts: Texts, access: Access, bound: socket.socket) -> tuple[BaseSer
         auth_provider=access,
         extra_patterns=[
             (rf"{MODULES_PATH}(.*)", ModuleHandler),
+            (FONT_PATH, FontHandler, {"access": access}),
             (REPORT_PATH, ReportHandler, {"downloads": downloads}),
             (EXPLAIN_PATH, ExplainHandler, {"downloads": downloads}),
         ],

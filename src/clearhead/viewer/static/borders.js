@@ -1,5 +1,6 @@
-// Borders of the figures: as wide as the labels, equal for figures that share a side, and cleared when the theme changes.
+// Borders of the figures: as wide as the labels, equal for figures that share a side, and cleared when the theme or a font changes.
 
+import "clearhead/fonts.js";
 import { element } from "clearhead/dom.js";
 import { figures } from "clearhead/heatmap.js";
 import { on } from "clearhead/state.js";
@@ -25,12 +26,13 @@ function fitBorders() {
   for (const [name, size] of Object.entries({ left, top })) element("maps").style.setProperty(`--${name}`, `${size}px`);
 }
 
-/** Clear a canvas to its edges: Bokeh leaves half of the first pixels, which would keep the colors of the former theme. @param {any} figure */
-function clearCanvas(figure) {
-  const { canvas_view } = Bokeh.index.find_one(figure);
-  for (const layer of [canvas_view.primary, canvas_view.overlays]) {
+/** Paint a figure on a canvas cleared to its edges: Bokeh leaves half of the first pixels, which would keep the colors of the former theme. @param {any} figure */
+function paintAgain(figure) {
+  const view = Bokeh.index.find_one(figure);
+  for (const layer of [view.canvas_view.primary, view.canvas_view.overlays]) {
     layer.undo_transform((/** @type {CanvasRenderingContext2D} */ context) => context.clearRect(0, 0, layer.canvas.width, layer.canvas.height));
   }
+  view.request_repaint();
 }
 
 on("ready", () => {
@@ -39,11 +41,13 @@ on("ready", () => {
     const figure = figures[name];
     // the figure may be painted between the two changes, with one color of the former theme
     for (const { change } of [figure.properties.background_fill_color, figure.properties.border_fill_color]) {
-      change.connect(() => {
-        clearCanvas(figure);
-        Bokeh.index.find_one(figure).request_repaint();
-      });
+      change.connect(() => paintAgain(figure));
     }
   }
+  // labels that were drawn before their font had loaded
+  on("fonts", () => {
+    fitBorders();
+    for (const name of ["map", "entropy", "received"]) paintAgain(figures[name]);
+  });
   fitBorders();
 });

@@ -193,7 +193,7 @@ on("ready", () => {
 on("compare", showCompared);
 on("compared_cell", () => readOut());
 on("pointed", readOut); // the cell at the pointer over the shown map (pointer.js)
-for (const event of ["cell", "drawn", "settings", "theme"]) on(event, draw);
+for (const event of ["cell", "drawn", "settings", "theme", "fonts"]) on(event, draw);
 for (const event of ["head", "model"]) on(event, showButton);
 on("head", showCompared);
 let isFirst = true; // the recording to compare with is pinned once, and can be closed

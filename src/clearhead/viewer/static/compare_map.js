@@ -16,7 +16,7 @@ import { clamp } from "clearhead/format.js";
 
 const [LEFT, TOP, RIGHT, BOTTOM] = [92, 84, 4, 18];
 const [MIN_HEIGHT, MAX_HEIGHT] = [60, 460];
-const FONT = "11px system-ui, 'DejaVu Sans', sans-serif";
+const FONT = "11px system-ui, 'DejaVu Sans', 'BIZ UDPGothic', sans-serif";
 
 /** @typedef {{ top: number, height: number, bottom: number }} Rows pixels of the rows of a map, and of the border below */
 

@@ -3,6 +3,7 @@
 import { IN_NOTEBOOK, toAddress } from "clearhead/address.js";
 import { asCsv } from "clearhead/csv.js";
 import { element, make } from "clearhead/dom.js";
+import { embedFont } from "clearhead/fonts.js";
 import { headId, headTitle } from "clearhead/format.js";
 import { asPng, mapPicture, svgText } from "clearhead/picture.js";
 import { regionPicture } from "clearhead/region_picture.js";
@@ -41,6 +42,7 @@ async function take(kind, ending) {
   const name = fileName(kind, ending);
   if (matrix && ending === "csv") return download(new Blob([asCsv(matrix)], { type: CSV }), name);
   const picture = matrix ? mapPicture(matrix, title) : regionPicture(element("lines"), title);
+  await embedFont(picture);
   download(ending === "svg" ? new Blob([svgText(picture)], { type: SVG }) : await asPng(picture), name);
 }
 

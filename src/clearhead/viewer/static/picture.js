@@ -11,7 +11,7 @@ const MAX_CELL = 28; // pixels of a cell
 const MAX_RECTANGLES = 64; // per axis; a larger map is an embedded image
 const MIN_LABEL = 9; // pixels between labels
 const MAX_LABEL_WIDTH = 150;
-export const [FONT, FONT_SIZE, MARGIN] = ["system-ui, 'DejaVu Sans', sans-serif", 12, 12];
+export const [FONT, FONT_SIZE, MARGIN] = ["system-ui, 'DejaVu Sans', 'BIZ UDPGothic', sans-serif", 12, 12];
 const PNG_SCALE = 2;
 const MAX_PNG_SIDE = 8192;
 

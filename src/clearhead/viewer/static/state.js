@@ -3,7 +3,7 @@
 // A part subscribes with `on(event, listener)`, reads `state`, and sends requests with `ask(kind, payload)`. The live page
 // (live.js) sends requests to the server; a report (report.js) answers them from its stored data. Both write the
 // result into `state` and announce the event of the same name. "drawn" follows every change of the heatmap, "settings"
-// every change of `settings`, and "theme" a change between light and dark. "statistics" follows some "thumbnails".
+// every change of `settings`, and "theme" a change between light and dark. "fonts" follows the loading of a font. "statistics" follows some "thumbnails".
 
 /**
  * @type {{ model: ModelPayload, head: HeadPayload | null, tokens: WindowPayload | null, cell: CellPayload | null,

@@ -3,8 +3,8 @@
 /** @typedef {import("clearhead/matrix_table.js").MatrixTable} MatrixTable */
 /** @typedef {import("clearhead/step_section.js").StepSection} StepSection */
 
-const FONT = '13px system-ui, "DejaVu Sans", sans-serif';
-const TITLE_FONT = 'bold 16px system-ui, "DejaVu Sans", sans-serif';
+const FONT = '13px system-ui, "DejaVu Sans", "BIZ UDPGothic", sans-serif';
+const TITLE_FONT = 'bold 16px system-ui, "DejaVu Sans", "BIZ UDPGothic", sans-serif';
 const [CELL_HEIGHT, PADDING, GAP, MARGIN, TITLE_HEIGHT] = [22, 6, 26, 20, 48];
 const MAX_LABEL = 110; // width of a row's or column's label in pixels
 const MAX_SIDE = 16_000; // of a canvas, in every browser
