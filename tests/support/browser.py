@@ -1,9 +1,11 @@
 """Headless Chromium without network access, for tests of pages."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
@@ -18,11 +20,23 @@ _ARGUMENTS = (
     "--hide-scrollbars",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
+_FONTS = """<?xml version="1.0"?>
+<fontconfig>
+<dir>{folder}</dir>
+<cachedir>{folder}/cache</cachedir>
+<alias><family>system-ui</family><prefer><family>DejaVu Sans</family></prefer></alias>
+<alias><family>sans-serif</family><prefer><family>DejaVu Sans</family></prefer></alias>
+</fontconfig>
+"""
 
 
 @contextmanager
-def launched() -> Iterator[Chrome]:
-    """Start a browser and quit it at the end of the block."""
+def launched(fonts: Path | None = None) -> Iterator[Chrome]:
+    """Start a browser and quit it at the end of the block.
+
+    Args:
+        fonts: folder with the only fonts that the browser finds; DejaVu Sans is its default font.
+    """
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
         raise FileNotFoundError("chromium or chromedriver is not installed: apt-get install chromium chromium-driver")
@@ -31,7 +45,11 @@ def launched() -> Iterator[Chrome]:
     for argument in _ARGUMENTS:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = Chrome(options=options, service=ChromeService(driver))
+    environment = None
+    if fonts is not None:
+        (fonts / "fonts.conf").write_text(_FONTS.format(folder=fonts), encoding="utf-8")
+        environment = {**os.environ, "FONTCONFIG_FILE": str(fonts / "fonts.conf")}
+    chrome = Chrome(options=options, service=ChromeService(driver, env=environment))
     try:
         yield chrome
     finally:

@@ -16,6 +16,7 @@ from clearhead.analysis.roles import Roles
 from clearhead.analysis.statistics import HeadStatistics
 from clearhead.viewer.server._page_session import PageSession
 from support.browser import complaints
+from support.fonts import embedded
 from support.recordings import AWKWARD, decoder
 from support.viewer_page import PLAIN_TOKENS, parse_number, showing
 
@@ -89,11 +90,14 @@ def check_saved_files(page, downloads, weights, rtol):
     assert {"&amp;", "=1+1", "<b>", "日本語", "weight, log scale"} <= set(texts)
     tree = ElementTree.fromstring(drawing)
     assert {node.tag for node in tree.iter()} <= {
-        SVG + name for name in ("svg", "title", "rect", "text", "g", "defs", "linearGradient", "stop")
+        SVG + name for name in ("svg", "style", "title", "rect", "text", "g", "defs", "linearGradient", "stop")
     }
+    assert set("日本語") <= embedded(drawing.decode())
     colored = [rect for rect in tree.iter(f"{SVG}rect") if rect.get("fill", "").startswith("#")]
     assert len(colored) == int((weights > 0).sum())
     assert {"</script>", "@SUM(A1)"} <= set(texts_of(saved(page, downloads, "words.svg")))
+
+    assert set("日本語") <= embedded(saved(page, downloads, "words.svg").decode())
 
     for kind in ("map.png", "words.png"):
         picture = saved(page, downloads, kind)

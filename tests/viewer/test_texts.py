@@ -169,22 +169,6 @@ def test_recording_disables_the_text_box(page, small):
     assert not page.find("#run button").is_enabled()
 
 
-def test_japanese_glyphs_are_available(page, small):
-    page.open(small[1])
-    drawn = page.script(
-        """
-        return ["私", "本", "\uffff"].map((letter) => {
-          const canvas = Object.assign(document.createElement("canvas"), {width: 40, height: 40});
-          const context = canvas.getContext("2d");
-          context.font = "30px " + getComputedStyle(document.body).fontFamily;
-          context.fillText(letter, 2, 32);
-          return canvas.toDataURL();
-        })
-        """
-    )
-    assert len(set(drawn)) == 3
-
-
 def test_page_reports_a_stopped_server(page, browser):
     with served(decoder(PLAIN_TOKENS)) as viewer:
         page.open(viewer.url)

@@ -52,7 +52,7 @@ def _subset(characters: str) -> bytes:
 
     options = subset.Options(flavor="woff", notdef_outline=True)
     with subset.load_font(str(FONT_FILE), options) as font:
-        if not any(ord(character) in font.getBestCmap() for character in characters):
+        if not (font.getBestCmap() or {}).keys() & set(map(ord, characters)):
             return b""
         subsetter = subset.Subsetter(options)
         subsetter.populate(text=characters)

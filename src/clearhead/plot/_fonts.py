@@ -55,13 +55,13 @@ def _system_families(missing: set[str]) -> list[str]:
     for path in set(findSystemFonts()) - {entry.fname for entry in fontManager.ttflist}:
         with contextlib.suppress(OSError, RuntimeError):  # installed after matplotlib's list was made; bitmaps fail
             fontManager.addfont(path)
-    own = get_data_path()  # matplotlib's other fonts have symbols for TeX at the codes of letters, or boxes
-    entries = [entry for entry in fontManager.ttflist if not entry.fname.startswith(own)]
+    bundled = get_data_path()  # matplotlib's other fonts have symbols for TeX at the codes of letters, or boxes
+    entries = [entry for entry in fontManager.ttflist if not entry.fname.startswith(bundled)]
     families = []
     for entry in sorted(entries, key=lambda entry: (entry.style != "normal", entry.weight not in (400, "normal"))):
-        if found := missing & _characters(entry.fname):
+        if covered := missing & _characters(entry.fname):
             families.append(entry.name)
-            missing -= found
+            missing -= covered
     return families
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead._utils.checks import check_choice, check_float, check_int, describe
+from clearhead.plot._fonts import drawable
 from clearhead.plot._pyplot import load_pyplot
 from clearhead.recording import Address, Frames, Patches, Recording, Stack, Tokens
 
@@ -68,7 +69,8 @@ def plot_picture(
     layer = ax.imshow(weights, extent=extent, cmap=cmap, vmin=0, vmax=peak, alpha=alpha * weights / peak)
     # the extent counts patches, which are as high and as wide as in the picture
     ax.set_aspect(shown.shape[0] / shown.shape[1] * patches.columns / patches.rows)
-    ax.set(xticks=[], yticks=[], title=_title(stack, head, query))
+    ax.set(xticks=[], yticks=[])
+    _set_title(ax, stack, head, query)
     if new_figure:
         ax.figure.colorbar(_opaque(layer, cmap), ax=ax, shrink=0.8, label="weight")
     return ax
@@ -101,7 +103,8 @@ def plot_sound(
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7.0, 3.2), layout="constrained")
     times = np.arange(frames.count + 1) * frames.seconds
     above.stairs(row[frames.start : frames.start + frames.count], times, fill=True, color=colormaps[cmap](0.5))
-    above.set(ylabel="weight", ylim=(0, None), title=_title(stack, head, query))
+    above.set(ylabel="weight", ylim=(0, None))
+    _set_title(above, stack, head, query)
     recorded = recording.media.sounds[sound]
     low, high = recorded.envelope.numpy()
     middles = (np.arange(len(low)) + 0.5) * recorded.seconds / len(low)
@@ -134,10 +137,11 @@ def _position(queries: Tokens, query: int | str | None) -> int:
     return check_int("query", 0 if query is None else query, least=0, most=len(queries) - 1)
 
 
-def _title(stack: Stack, head: Address, query: int | str | None) -> str:
+def _set_title(ax: Axes, stack: Stack, head: Address, query: int | str | None) -> None:
     name, layer, index = head
     shown = "mean of all queries" if query == MEAN else stack.queries.texts[_position(stack.queries, query)]
-    return f"{name} {layer}.{index}: {shown}".replace("$", r"\$")  # matplotlib renders $x$ as TeX
+    (title,), families = drawable([f"{name} {layer}.{index}: {shown}"])
+    ax.set_title(title, fontfamily=families)
 
 
 def _opaque(layer: Any, cmap: str) -> Any:

@@ -18,11 +18,13 @@ from typer.testing import CliRunner
 from clearhead import Causal, Recording, report
 from clearhead.analysis.roles import Roles, head_roles
 from clearhead.cli import app
+from clearhead.recording.next_tokens import NextTokens
 from clearhead.recording.recording import Stack
 from clearhead.viewer import _thumbnails
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.report import _details, _report_layer, export
 from clearhead.viewer.report._report_layer import SamplingPlan, summarize_layer
+from support.fonts import embedded
 from support.recordings import decoder, translation, with_values
 from support.viewer_page import PLAIN_TOKENS
 
@@ -246,6 +248,13 @@ class TestContents:
         with pytest.raises(ValueError, match="view is 'head=a b'; expected a URL fragment"):
             report(decoder(PLAIN_TOKENS), view="head=a b")
         assert list(tmp_path.iterdir()) == []
+
+    def test_page_embeds_the_glyphs_of_its_texts(self):
+        assert embedded(report(decoder(PLAIN_TOKENS)).html) == set()
+        predicted = NextTokens((("八",),), torch.tensor([[0.75]]), (2,))
+        recording = translation(["一", "b"], ["二", "三", "c"], written=["四", "", ""])
+        recording = replace(recording, next_tokens=predicted, input="五", output="六")
+        assert embedded(report(recording, title="七", note="九").html) == set("一二三四五六七八九")
 
     def test_page_carries_title_date_command_note_and_view(self, monkeypatch):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")

@@ -99,6 +99,8 @@ HARDENED = {
         ("static/js/none.js", 404),
         ("modules/state.js", 200),
         ("modules/none.js", 404),
+        ("font", 200),
+        ("font?text=a", 403),
         ("none", 404),
     ],
 )
