@@ -38,7 +38,7 @@ def main(source: str) -> None:
     subsetter.populate(text="".join(characters()))
     subsetter.subset(font)
     subset.save_font(font, str(FONT_FILE), options)
-    print(f"{len(font.getBestCmap()):,} characters, {FONT_FILE.stat().st_size:,} bytes")
+    print(f"{FONT_FILE}: {FONT_FILE.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

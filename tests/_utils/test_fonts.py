@@ -32,7 +32,7 @@ def test_page_embeds_the_glyphs_that_it_uses():
 
 
 def test_page_without_japanese_stays_as_it_is():
-    for text in ("a → b − c", "\U0001f642", "한국", json.dumps("\u00e9\u0645")):
+    for text in ("a → b − c", "\U0001f642", "한국", "\ud83d", json.dumps("\u00e9\u0645\U0001f642")):
         assert embed_font(PAGE + text) == PAGE + text
     assert font_subset("") == b""
 

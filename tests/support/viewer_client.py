@@ -17,7 +17,7 @@ def fetch(url, **headers):
     request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
     try:
         with urllib.request.build_opener(_NoRedirect).open(request) as answer:
-            return answer.status, answer.headers, answer.read().decode()
+            return answer.status, answer.headers, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.headers, error.read().decode()

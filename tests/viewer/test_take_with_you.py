@@ -95,9 +95,9 @@ def check_saved_files(page, downloads, weights, rtol):
     assert set("日本語") <= embedded(drawing.decode())
     colored = [rect for rect in tree.iter(f"{SVG}rect") if rect.get("fill", "").startswith("#")]
     assert len(colored) == int((weights > 0).sum())
-    assert {"</script>", "@SUM(A1)"} <= set(texts_of(saved(page, downloads, "words.svg")))
-
-    assert set("日本語") <= embedded(saved(page, downloads, "words.svg").decode())
+    words = saved(page, downloads, "words.svg")
+    assert {"</script>", "@SUM(A1)"} <= set(texts_of(words))
+    assert set("日本語") <= embedded(words.decode())
 
     for kind in ("map.png", "words.png"):
         picture = saved(page, downloads, kind)

@@ -52,10 +52,11 @@ def _subset(characters: str) -> bytes:
 
     options = subset.Options(flavor="woff", notdef_outline=True)
     with subset.load_font(str(FONT_FILE), options) as font:
-        if not (font.getBestCmap() or {}).keys() & set(map(ord, characters)):
+        codes = {ord(character) for character in characters} & (font.getBestCmap() or {}).keys()
+        if not codes:
             return b""
         subsetter = subset.Subsetter(options)
-        subsetter.populate(text=characters)
+        subsetter.populate(unicodes=codes)
         subsetter.subset(font)
         written = BytesIO()
         subset.save_font(font, written, options)
