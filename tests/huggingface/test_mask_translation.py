@@ -21,6 +21,23 @@ def next_to(batch, head, query, key):
     return (key - query).abs() <= 1
 
 
+def remap_positions_for_packed_sequence(mask_function, position_ids):
+    """Return what transformers ≥ 5.23 makes of the mask function of packed texts."""
+
+    def inner_mask(batch, head, query, key):
+        return mask_function(batch, head, position_ids[batch, query], position_ids[batch, key])
+
+    inner_mask.__module__ = theirs.__name__
+    return inner_mask
+
+
+def packed(mask_function):
+    """Return the mask function of packed texts whose positions start at 0, or later if earlier tokens are left out."""
+    positions = torch.tensor([[*range(5), *range(9), *range(10)], [*range(7, 27), *range(4)]])
+    remap = getattr(theirs, "remap_positions_for_packed_sequence", remap_positions_for_packed_sequence)
+    return theirs.and_masks(theirs.packed_sequence_mask_function(PACKED), remap(mask_function, positions))
+
+
 PACKED = torch.tensor([[0] * 5 + [1] * 9 + [2] * 10, [0] * 20 + [1] * 4])
 GROUPS = torch.tensor([[-1] * 4 + [0] * 6 + [-1] * 3 + [1] * 5 + [-1] * 6, [-1] * 24])
 FUNCTIONS = {
@@ -30,12 +47,21 @@ FUNCTIONS = {
     "window both ways": theirs.sliding_window_bidirectional_mask_function(3),
     "chunks": theirs.chunked_causal_mask_function(5, torch.tensor([0, 3])),
     "packed": theirs.and_masks(theirs.causal_mask_function, theirs.packed_sequence_mask_function(PACKED)),
+    "packed, positions within texts": packed(theirs.causal_mask_function),
+    "packed windows": packed(theirs.sliding_window_causal_mask_function(4)),
+    "packed chunks": packed(theirs.chunked_causal_mask_function(4, torch.tensor([0, 3]))),
     "blocks": theirs.or_masks(theirs.causal_mask_function, theirs.blockwise_overlay(GROUPS)),
     "padding": theirs.and_masks(
         theirs.causal_mask_function, theirs.padding_mask_function(torch.rand(BATCH, LONGEST).argsort() > 5)
     ),
 }
-UNKNOWN = {"odd keys": odd_keys, "next to": next_to, "either": theirs.or_masks(theirs.causal_mask_function, next_to)}
+UNKNOWN = {
+    "odd keys": odd_keys,
+    "next to": next_to,
+    "either": theirs.or_masks(theirs.causal_mask_function, next_to),
+    "packed, next to": packed(next_to),
+    "packed blocks": packed(theirs.blockwise_overlay(GROUPS)),
+}
 
 
 def paddings():
@@ -78,6 +104,11 @@ def test_lazy_masks_have_the_cells_of_sdpa_mask(data):
 def test_known_functions_become_masks_without_evaluation(name, kind):
     extent = MaskExtent(BATCH, 8, 8, 0, 0, torch.device("cpu"))
     assert type(translate(FUNCTIONS[name], extent)) is kind
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name.startswith("packed")])
+def test_masks_of_packed_texts_are_not_evaluated(name):
+    assert "packed sequences" in repr(translate(FUNCTIONS[name], MaskExtent(BATCH, 9, 9, 0, 0, torch.device("cpu"))))
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

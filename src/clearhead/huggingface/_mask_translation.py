@@ -8,7 +8,7 @@ recognizes each by its factory and reads its parameters from the closure.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, or_
 from typing import Any
@@ -33,7 +33,12 @@ class UnknownFunctionError(Exception):
 
 @dataclass(frozen=True)
 class MaskExtent:
-    """Extent of a mask: numbers of queries and keys, and the absolute positions of the first ones."""
+    """Extent of a mask: numbers of queries and keys, and the absolute positions of the first ones.
+
+    Attributes:
+        text_start: position at which the text of each query starts, if several texts are packed and the mask function
+            takes positions within a text.
+    """
 
     batch: int
     q_len: int
@@ -41,6 +46,7 @@ class MaskExtent:
     q_offset: int
     kv_offset: int
     device: torch.device
+    text_start: Int[Tensor, "batch q_len"] | None = None
 
     @property
     def query_start(self) -> int:
@@ -64,7 +70,7 @@ def translate(function: MaskFunction, extent: MaskExtent) -> Mask | None:
     if function is masking_utils.bidirectional_mask_function:
         return None
     factory = mask_factory(function)
-    if factory not in _TRANSLATIONS:
+    if factory not in (_TRANSLATIONS if extent.text_start is None else _WITHIN_TEXTS):
         raise UnknownFunctionError(factory)
     return _TRANSLATIONS[factory](closure(function), extent)
 
@@ -156,6 +162,26 @@ def _operands(variables: dict[str, Any], extent: MaskExtent) -> list[Mask | None
     return [translate(function, extent) for function in variables["mask_functions"]]
 
 
+def _conjuncts(variables: dict[str, Any], extent: MaskExtent) -> list[Mask | None]:
+    """Return masks with the intersection of some mask functions.
+
+    transformers 5.23 calls the functions of packed texts with positions within the texts. These increase by 1 with each
+    token, so cells are the same as with positions in the row, except where a function has absolute positions.
+    """
+    functions = variables["mask_functions"]
+    if "packed_sequence_mask_function" not in map(mask_factory, functions):
+        return _operands(variables, extent)
+    masks = []
+    for function in functions:
+        within = extent
+        if mask_factory(function) == "remap_positions_for_packed_sequence":
+            texts = closure(function)
+            positions, queries = texts["position_ids"].to(extent.device), extent.queries()
+            function, within = texts["mask_function"], replace(extent, text_start=queries - positions[:, queries])
+        masks.append(translate(function, within))
+    return masks
+
+
 def _window(size: int) -> Mask:
     """Return the mask of the last `size` keys, including the query's position, and all later keys.
 
@@ -166,6 +192,8 @@ def _window(size: int) -> Mask:
 
 def _chunk(variables: dict[str, Any], extent: MaskExtent) -> Mask:
     size, start = variables["chunk_size"], variables["left_padding"].to(extent.device)[:, None]
+    if extent.text_start is not None:
+        start = start + extent.text_start
     first = start + (extent.queries() - start).div(size, rounding_mode="floor") * size - extent.kv_offset
     return PrecomputedMask(LoweredMask(single_range(first, first + size, extent.kv_len)), f"chunks of {size}")
 
@@ -197,7 +225,7 @@ def _same_group(groups: Int[Tensor, "batch positions"], extent: MaskExtent, name
 
 
 _TRANSLATIONS: dict[str | None, Callable[[dict[str, Any], MaskExtent], Mask | None]] = {
-    "and_masks": lambda variables, extent: intersect(_operands(variables, extent)),
+    "and_masks": lambda variables, extent: intersect(_conjuncts(variables, extent)),
     "or_masks": lambda variables, extent: _unite(_operands(variables, extent)),
     "sliding_window_overlay": lambda variables, extent: _window(variables["sliding_window"]),
     "sliding_window_bidirectional_overlay": lambda variables, extent: Window(
@@ -212,3 +240,6 @@ _TRANSLATIONS: dict[str | None, Callable[[dict[str, Any], MaskExtent], Mask | No
     ),
     "blockwise_overlay": lambda variables, extent: _same_group(variables["block_sequence_ids"], extent, "blocks"),
 }
+_WITHIN_TEXTS = (  # the others have tensors of absolute positions
+    "and_masks", "or_masks", "sliding_window_overlay", "sliding_window_bidirectional_overlay", "chunked_overlay"
+)  # fmt: skip
