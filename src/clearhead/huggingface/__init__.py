@@ -14,7 +14,7 @@ with needs_extra("hf", "clearhead.huggingface"):
 from clearhead.analysis.summary import AttentionSummary
 from clearhead.huggingface._attention_function import attention_forward
 from clearhead.huggingface._observed_interface import observed_interface
-from clearhead.huggingface._observed_masks import observed_masks
+from clearhead.huggingface._observed_masks import observed_masks, shape_of_call
 from clearhead.huggingface._watched_models import adapter_of
 from clearhead.huggingface._whisper import keep_implementation
 from clearhead.huggingface.ablation import HeadImportance, head_importance
@@ -30,7 +30,7 @@ from clearhead.watching.cuts import cut
 from clearhead.watching.head_matrices import Head, Heads, heads
 from clearhead.watching.head_patches import patch
 from clearhead.watching.logit_attribution import direct_logits
-from clearhead.watching.model_adapters import register_models
+from clearhead.watching.model_adapters import register_models, register_shapes
 from clearhead.watching.replacement import MethodReplacement
 from clearhead.watching.watcher import watch
 
@@ -45,6 +45,7 @@ register(
     ],
 )
 register_models(adapter_of)
+register_shapes(shape_of_call)
 
 __all__ = [
     "AttentionLogCallback",

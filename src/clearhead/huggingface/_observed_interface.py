@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from clearhead._utils.autocast import autocast
-from clearhead.huggingface._observed_masks import remember_mask, split_additive
+from clearhead.huggingface._observed_masks import remember_call, split_additive
 from clearhead.huggingface.modules import NAME
 from clearhead.ops.arguments import build_call
 from clearhead.ops.call import AttentionCall
@@ -32,10 +32,10 @@ def observed_interface(original: Any, interface: Any, implementation: Any, defau
     """Wrap `AttentionInterface.get_interface`, which returns the attention function of a model."""
     function = original(interface, implementation, default)
     if implementation in OBSERVED_BELOW:
-        return function if torch.compiler.is_compiling() else functools.partial(remember_mask, function)
+        return function if torch.compiler.is_compiling() else functools.partial(remember_call, function)
     if running.is_compiling(f"the attention function {implementation}"):
         return function
-    return functools.partial(remember_mask, functools.partial(_observed_function, function, str(implementation)))
+    return functools.partial(remember_call, functools.partial(_observed_function, function, str(implementation)))
 
 
 def _observed_function(function: Any, implementation: str, module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Padding queries of watched models, from the masks that transformers makes and passes to attention functions."""
+"""Padding queries and shapes of calls, from what transformers and its modules pass to attention functions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.huggingface.lazy_mask import LazyMask, find_valid_queries
+from clearhead.watching.model_adapters import StatedShape
 
 # attributes of the masks that transformers makes while models are watched
 VALID_QUERIES = "_clearhead_valid_queries"
@@ -19,7 +20,11 @@ VISIBLE = "_clearhead_visible"
 
 
 class _State(threading.local):
-    mask: Any = None  # argument of the attention function that is running
+    """Arguments of the attention function that is running."""
+
+    module: nn.Module | None = None
+    shape: StatedShape | None = None
+    mask: Any = None
 
 
 _state = _State()
@@ -39,14 +44,21 @@ def _observed_mask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     return mask
 
 
-def remember_mask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call an attention function, while `padding_of_mask` refers to its mask."""
-    # arguments: module, query, key, value, attention_mask
-    _state.mask = args[4] if len(args) > 4 else kwargs.get("attention_mask")
+def remember_call(function: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call an attention function, while `padding_of_mask` and `shape_of_call` refer to its arguments."""
+    arguments = dict(zip(("query", "key", "value", "attention_mask"), args, strict=False)) | kwargs
+    query, key = arguments["query"], arguments["key"]
+    _state.module, _state.mask = module, arguments.get("attention_mask")
+    _state.shape = StatedShape(query.shape[1], key.shape[1], query.shape[2])
     try:
-        return function(*args, **kwargs)
+        return function(module, *args, **kwargs)
     finally:
-        _state.mask = None
+        _state.module = _state.shape = _state.mask = None
+
+
+def shape_of_call(module: nn.Module) -> StatedShape | None:
+    """Return the shape of the call that a module passed to the attention function that is running."""
+    return _state.shape if _state.module is module else None
 
 
 def has_known_padding() -> bool:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from clearhead._utils.torch_internals import PLAIN_TENSORS
+
 INPUTS = (
     ("q_proj", "k_proj", "v_proj"),
     ("query", "key", "value"),
@@ -142,6 +144,17 @@ def projections_of(model: nn.Module, name: str) -> Projections:
     # GPTBigCode without multi_query is the only one that interleaves c_attn
     interleaved = fused == INTERLEAVED or getattr(module, "multi_query", True) is False
     return _fused(module, name, _linear(module.get_submodule(fused), join(name, fused)), output, interleaved)
+
+
+def head_counts(module: nn.Module) -> tuple[int, int] | None:
+    """Return the numbers of query heads and key heads of a module; None if its projections are not supported."""
+    try:
+        projections = projections_of(module, "")
+    except ValueError:
+        return None
+    if type(projections.query.linear.weight) not in PLAIN_TENSORS:  # of a shard, with the heads of all shards
+        return None
+    return projections.heads, projections.heads // projections.group
 
 
 def linear_children(module: nn.Module) -> list[str]:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.nn.attention.bias import CausalBias
 
 from clearhead._utils.autocast import autocast
+from clearhead._utils.text import count_noun
 from clearhead._utils.torch_internals import (
     PLAIN_TENSORS,
     chosen_kernel,
@@ -25,7 +26,8 @@ from clearhead.ops.call import AttentionCall
 from clearhead.ops.masks import Causal, Dense, Mask
 from clearhead.watching import running
 from clearhead.watching.adapters import register
-from clearhead.watching.editing import edit
+from clearhead.watching.editing import EditedCall, edit
+from clearhead.watching.model_adapters import stated_shape
 from clearhead.watching.observed import ObservedCall
 from clearhead.watching.replacement import Replacement
 
@@ -49,37 +51,76 @@ def _observed_attention(
     if running.is_capturing():
         raise running.Captured(query, key, value, options)
     targets, interventions = running.observers_of_call(query), running.interventions_of_call(query)
-    if interventions:
-        return _edited_attention(original, interventions, targets, query, key, value, options)
-    if not targets:
+    if not targets and not interventions:
         return original(query, key, value, **options)
+    try:
+        rows, of_rows = _by_module((interventions or targets)[0][1], query, key, options)
+    except ValueError as error:
+        for intervention, module in interventions:
+            raise ValueError(f"{intervention.names[id(module)]}: {error}") from None
+        for observer, module in targets:
+            observer.miss(module, str(error))
+        return original(query, key, value, **options)
+    if interventions:
+        with running.suspended():
+            output = original(query, key, value, **options)
+            edited = _edited(interventions, output, rows, key, value, of_rows)
+        running.deliver(targets, edited.observed)
+        return edited.output.reshape(output.shape)
     is_compiled = isinstance(original, FunctionType)  # torch's function is built in
-    fused = None if is_compiled else _fused_with_lse(query, key, value, **options)
+    fused = None if is_compiled or rows is not query else _fused_with_lse(query, key, value, **options)
     if fused is None:
         with running.suspended():  # a mask that is not a plain tensor calls torch's function again
             output, lse = original(query, key, value, **options), None
     else:
         output, lse = fused
-    running.deliver(targets, lambda: ObservedCall(_without_gradients(query, key, value, options), lse))
+    running.deliver(targets, lambda: ObservedCall(_without_gradients(rows, key, value, of_rows), lse))
     return output
 
 
-def _edited_attention(
-    original: Any,
+def _by_module(module: nn.Module, query: Tensor, key: Tensor, options: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """Return the query and the options of a call with the heads and queries that its module states.
+
+    A library may pass the heads of a group as queries of their key head if there is one query: (batch, 6, 1, width)
+    then arrives as (batch, 2, 3, width), with 2 key heads.
+
+    Raises:
+        ValueError: if the call has other heads or queries.
+    """
+    stated = stated_shape(module)
+    if stated is None or query.is_nested:
+        return query, options
+    heads, q_len = query.shape[-3] if query.ndim > 3 else 1, query.shape[-2]
+    if heads == stated.heads and stated.q_len in (None, q_len):
+        return query, options
+    group, mask = stated.heads // stated.kv_heads, options["attn_mask"]
+    packed = query.shape[1:-1] == (stated.kv_heads, group) and key.shape[1] == stated.kv_heads
+    if not packed or stated.q_len not in (None, 1) or options["is_causal"] or isinstance(mask, CausalBias):
+        expected = count_noun(stated.heads, "head") + ("" if stated.q_len is None else f" of length {stated.q_len}")
+        raise ValueError(
+            f"query has {count_noun(heads, 'head')} of length {q_len}; expected {expected}, as in"
+            f" {type(module).__name__}"
+        )
+    if mask is not None and mask.shape[-3:-1].numel() > 1:
+        mask = mask.expand(*mask.shape[:-3], heads, q_len, -1).flatten(-3, -2).unsqueeze(-2)
+    return query.flatten(1, 2).unsqueeze(2), {**options, "attn_mask": mask}
+
+
+def _edited(
     interventions: list[running.EditTarget],
-    targets: list[running.Target],
+    output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     options: dict[str, Any],
-) -> Tensor:
-    with running.suspended():
-        output = original(query, key, value, **options)
-        by_head = output.unsqueeze(-3) if query.ndim < 4 else output
-        by_head = _four_axes(by_head, by_head.shape[:-3])
-        edited = edit(interventions, by_head, key.shape[-2], lambda: call_of_sdpa(query, key, value, **options))
-    running.deliver(targets, edited.observed)
-    return edited.output.reshape(output.shape)
+) -> EditedCall:
+    """Apply interventions to the output of a call."""
+    if query.ndim < 4:
+        by_head = output.unsqueeze(-3)
+    else:
+        by_head = output.reshape(*output.shape[:-3], *query.shape[-3:-1], output.shape[-1])
+    by_head = _four_axes(by_head, by_head.shape[:-3])
+    return edit(interventions, by_head, key.shape[-2], lambda: call_of_sdpa(query, key, value, **options))
 
 
 def _without_gradients(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> AttentionCall:

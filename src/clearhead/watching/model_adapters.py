@@ -1,4 +1,4 @@
-"""Registry of adapters for the models of a library: stacks, layers and padding."""
+"""Registry of adapters for the models of a library: stacks, layers, padding, and the shapes of calls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from clearhead.watching._projections import head_counts
 from clearhead.watching.observed import ObservedCall
 
 Address = tuple[str, int]  # stack and layer
@@ -73,7 +74,22 @@ class CallPositions(NamedTuple):
     key_end: int
 
 
+class StatedShape(NamedTuple):
+    """Heads and queries of a call, as the module that makes it states them.
+
+    Attributes:
+        heads: number of query heads.
+        kv_heads: number of key heads.
+        q_len: number of queries; None if unknown.
+    """
+
+    heads: int
+    kv_heads: int
+    q_len: int | None
+
+
 _factories: list[Callable[[nn.Module], ModelAdapter | None]] = []
+_shapes: list[Callable[[nn.Module], StatedShape | None]] = []
 
 
 def register_models(factory: Callable[[nn.Module], ModelAdapter | None]) -> None:
@@ -84,6 +100,19 @@ def register_models(factory: Callable[[nn.Module], ModelAdapter | None]) -> None
 def adapter_of(model: nn.Module) -> ModelAdapter | None:
     """Return the adapter of a model."""
     return next((adapter for factory in _factories if (adapter := factory(model)) is not None), None)
+
+
+def register_shapes(shape: Callable[[nn.Module], StatedShape | None]) -> None:
+    """Register a function that returns the shape of the call that a module is making, or None if it is unknown."""
+    _shapes.append(shape)
+
+
+def stated_shape(module: nn.Module) -> StatedShape | None:
+    """Return the shape of the call that a module is making; without an adapter, from its projections."""
+    known = next((known for shape in _shapes if (known := shape(module)) is not None), None)
+    if known is None and (counts := head_counts(module)) is not None:
+        return StatedShape(*counts, None)
+    return known
 
 
 def attends_across(model: nn.Module, name: str, module: nn.Module) -> bool:
