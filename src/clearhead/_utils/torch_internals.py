@@ -1,4 +1,4 @@
-"""Private APIs of torch that clearhead relies on. Tested with torch 2.11 and 2.13.
+"""Private APIs of torch that clearhead relies on. `TESTED` has the last version that was tested.
 
 Check this file first if a new version of torch breaks clearhead.
 """
@@ -15,6 +15,9 @@ from torch.nn.modules import module as modules_of_torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_map as tree_map
 
+from clearhead._utils.tested_versions import warn_if_untested
+
+warn_if_untested("torch", torch.__version__)
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)  # other classes, such as FakeTensor, represent tensors in a trace
 
 no_torch_function: Any = torch._C._disabled_torch_function_impl  # as __torch_function__: keeps the subclass

@@ -1,4 +1,4 @@
-"""Undocumented internals of transformers that clearhead relies on. Tested with transformers 5.22.
+"""Undocumented internals of transformers that clearhead relies on. `TESTED` has the last version that was tested.
 
 Check this file first after an upgrade of transformers. Each docstring names what the function relies on.
 """
@@ -11,10 +11,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import transformers
 from torch import nn
 from transformers import masking_utils
 from transformers.models.auto import modeling_auto
 
+from clearhead._utils.tested_versions import warn_if_untested
+
+warn_if_untested("transformers", transformers.__version__)
 try:
     from transformers.utils.output_capturing import _active_collector
 except ImportError:  # moved in another version: weights are then always returned, which is correct but slower

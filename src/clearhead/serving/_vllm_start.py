@@ -6,10 +6,9 @@ from __future__ import annotations
 import functools
 import os
 
+from clearhead._utils.tested_versions import untested_version
 from clearhead.serving._vllm_backends import attach_log_handler, log_once
 from clearhead.serving.plugin import RUN_VARIABLE
-
-TESTED_VERSIONS = ("0.32.",)
 
 
 @functools.cache
@@ -31,9 +30,9 @@ def start_process() -> None:
 
 
 def check_version() -> None:
-    """Log a warning if the version of vLLM was never tested."""
+    """Log a warning if the version of vLLM is later than the tested ones."""
     from vllm import __version__
 
-    if not __version__.startswith(TESTED_VERSIONS):
-        tested = ", ".join(f"{version}x" for version in TESTED_VERSIONS)
-        log_once(f"clearhead was tested with vLLM {tested}, and this is {__version__}")
+    sentence = untested_version("vllm", __version__)
+    if sentence is not None:
+        log_once(sentence)
