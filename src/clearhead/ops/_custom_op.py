@@ -67,6 +67,20 @@ class _OnceDifferentiable(torch.autograd.Function):
         )
 
 
+def _one_by_one(op: Any) -> Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]:
+    """Return the rule of `torch.vmap` for an op, which it calls once for each part. Without a rule torch 2.15 warns."""
+
+    def call_each(info, in_dims, *arguments):
+        calls = [
+            [value if dim is None else value.select(dim, index) for value, dim in zip(arguments, in_dims, strict=True)]
+            for index in range(info.batch_size)
+        ]
+        results = tuple(torch.stack(parts) for parts in zip(*(op(*call) for call in calls), strict=True))
+        return results, (0,) * len(results)
+
+    return call_each
+
+
 def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[AttentionCall], tuple[Tensor, Tensor]]:
     """Return a function that computes output and log-sum-exp of a call.
 
@@ -114,6 +128,8 @@ def custom_op(name: str, forward: Forward, backward: Backward) -> Callable[[Atte
         tensors = [parts[name] if need_bias or name != "tensor_bias" else None for name in DIFFERENTIABLE]
         return tuple(lse.new_empty(0) if t is None else t.new_empty(t.shape) for t in tensors)
 
+    forward_op.register_vmap(_one_by_one(forward_op))
+    backward_op.register_vmap(_one_by_one(backward_op))
     forward_op.register_autograd(_differentiator(backward_op), setup_context=_save_for_backward)
 
     forward_directly, backward_directly = without_autocast(forward), without_autocast(backward)
