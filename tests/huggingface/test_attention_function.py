@@ -10,7 +10,18 @@ from clearhead import AttentionWeights
 from clearhead.huggingface import LazyMask, attention_modules
 from clearhead.huggingface._attention_function import attention_forward
 from support.peers import assert_agrees, gradients
-from support.tiny_models import DECODERS, ENCODERS, LENGTH, MAKERS, PAIRS, SIZES, VOCABULARY, inputs_for, make
+from support.tiny_models import (
+    DECODERS,
+    ENCODERS,
+    LENGTH,
+    MAKERS,
+    PAIRS,
+    SIZES,
+    VOCABULARY,
+    enable_checkpointing,
+    inputs_for,
+    make,
+)
 
 CASES = [(name, padding) for name in MAKERS for padding in (None, "left", "right") if padding is None or name != "vit"]
 
@@ -297,7 +308,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(name):
         return gradients(model)
 
     model = make(name).train()
-    model.gradient_checkpointing_enable()
+    enable_checkpointing(model)
     # the first forward pass runs without gradients and may use another kernel
     assert_agrees(
         gradients_of_a_mean(model, inputs_for(name)), gradients_of_a_mean, make(name).train(), inputs_for(name)

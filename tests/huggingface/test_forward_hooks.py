@@ -6,7 +6,7 @@ from torch import nn
 
 from clearhead import AttentionWeights
 from support.peers import assert_agrees
-from support.tiny_models import LENGTH, inputs_for, make
+from support.tiny_models import LENGTH, enable_checkpointing, inputs_for, make
 
 KEPT = 6
 
@@ -103,7 +103,7 @@ def test_a_hook_does_not_change_outputs_and_gradients(checkpointing):
     for hooked in (False, True):
         model, ids = make("llama").train(), inputs_for("llama")["input_ids"]
         if checkpointing:
-            model.gradient_checkpointing_enable()
+            enable_checkpointing(model)
         if hooked:
             for layer in model.model.layers:
                 layer.self_attn.register_forward_hook(lambda *_: None)

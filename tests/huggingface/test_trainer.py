@@ -111,7 +111,13 @@ def test_statistics_are_those_of_the_batches_of_a_step(tmp_path):
     assert got["modules"]["model.layers.0.self_attn"] == expected["modules"]["model.layers.0.self_attn"]
 
 
-@pytest.mark.parametrize("option", ["gradient_checkpointing", "bf16"])
+# transformers ≥ 5.23 has the first name
+CHECKPOINTING = next(
+    name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
+)
+
+
+@pytest.mark.parametrize("option", [CHECKPOINTING, "bf16"])
 def test_checkpointing_and_mixed_precision_are_observed_once(tmp_path, option):
     model = make_model()
     make_trainer(model, tmp_path, AttentionLogCallback(every=1), max_steps=2, **{option: True}).train()

@@ -8,7 +8,7 @@ from torch.nn.attention import flex_attention
 from clearhead.huggingface import ablate, watch
 from clearhead.huggingface._hooks import HOOK_SETS
 from support.peers import assert_agrees
-from support.tiny_models import LENGTH, SIZES, inputs_for, make
+from support.tiny_models import LENGTH, SIZES, enable_checkpointing, inputs_for, make
 
 IMPLEMENTATIONS = ["sdpa", "eager", "clearhead"]
 WATCHES = {"lazy": {}, "statistics": {"entropy": True, "received": True, "distance": True, "top": 2, "peak": True}}
@@ -48,7 +48,7 @@ def assert_equal(one, other):
 def test_a_training_step_is_equal(name, implementation, autocast, checkpointing, statistics):
     model = with_dropout(name, implementation)
     if checkpointing:
-        model.gradient_checkpointing_enable()
+        enable_checkpointing(model)
     plain = training_step(model, autocast=autocast)
     with watch(model, **statistics) as seen:
         watched = training_step(model, autocast=autocast)
@@ -62,7 +62,7 @@ def test_a_training_step_is_equal(name, implementation, autocast, checkpointing,
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_reentrant_checkpointing_is_equal_and_observed_once(implementation):
     model = with_dropout("llama", implementation)
-    model.gradient_checkpointing_enable({"use_reentrant": True})
+    enable_checkpointing(model, use_reentrant=True)
     model.enable_input_require_grads()
     plain = training_step(model)
     with watch(model, entropy=True) as seen:

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from clearhead.huggingface import watch
-from support.tiny_models import SIZES, inputs_for, make
+from support.tiny_models import SIZES, enable_checkpointing, inputs_for, make
 
 IMPLEMENTATIONS = ["sdpa", "eager", "clearhead"]
 
@@ -125,7 +125,7 @@ def test_a_watch_that_begins_during_a_pass_of_another_thread_does_not_change_it(
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputed_layers_are_counted_once(implementation, reentrant):
     model, ids = make("llama", implementation).train(), inputs_for("llama")["input_ids"]
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    enable_checkpointing(model, use_reentrant=reentrant)
     model.enable_input_require_grads()
     with watch(model, entropy=True) as seen:
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()

@@ -106,6 +106,12 @@ def make(name: str, implementation: str = "clearhead") -> transformers.PreTraine
     return model
 
 
+def enable_checkpointing(model: transformers.PreTrainedModel, **options: bool) -> None:
+    """Switch gradient checkpointing on, by the name of transformers ≥ 5.23 or the one of earlier versions."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(options or None)
+
+
 def inputs_for(name: str, padding: str | None = None) -> dict[str, torch.Tensor]:
     """Return a batch of two inputs. With padding, the first text is three tokens shorter."""
     generator = torch.Generator().manual_seed(1)

@@ -107,7 +107,7 @@ class HeadIntervention(ModelIntervention, Generic[T]):
         if in_backward_pass():
             raise ValueError(
                 f"{name} is shared by several layers, so the layer that gradient checkpointing recomputes is unknown;"
-                " call model.gradient_checkpointing_disable() first"
+                " switch gradient checkpointing off first"
             )
         key = (threading.get_ident(), name)
         self._counts[key] = self._counts.get(key, 0) + 1
