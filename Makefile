@@ -50,6 +50,12 @@ VISION_IMPORTS := torch torchvision timm open_clip transformers diffusers clearh
 VISION_CORE := watching ops/test_attention.py weights/test_statistics.py weights/test_indexing.py nn/test_attention.py \
   test_torch_compat.py huggingface/test_attention_function.py
 
+# The newest releases of everything, without pins: releases of other projects must not stop .ci/run, so it does not run
+# these tests. A library that is newer than the tested versions causes a warning, which is not an error here.
+NEWEST := .venv-newest
+NEWEST_READY := $(NEWEST)/.ready
+NEWEST_WARNING := clearhead was tested with
+
 # vLLM requires one version of torch and of transformers. Its CPU build runs without torchvision, torchaudio and torchcodec,
 # whose wheels on PyPI do not load together with the CPU build of torch.
 VLLM := .venv-vllm
@@ -60,7 +66,7 @@ VLLM_VERSION := 0.32.0+cpu
 VLLM_TORCH_INDEX := $(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu)
 
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-all test-more test-pins test-javascript test-slow test-shapes test-cpus test-vision test-vllm chromium lint docs docs-serve bench release-check clean
+.PHONY: help demo test test-core test-all test-more test-pins test-javascript test-slow test-shapes test-cpus test-vision test-newest test-vllm chromium lint docs docs-serve bench release-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -68,6 +74,7 @@ help:
 	@echo "make test      lint, check types, run the core tests"
 	@echo "make test-all  make test, and slow tests, browsers, real models, the wheel, other CPUs"
 	@echo "make test-vision  run the tests of timm and open_clip with the newest torch, in .venv-vision (downloads 3 GB)"
+	@echo "make test-newest  run the core and Hugging Face tests with the newest releases, in .venv-newest (downloads 3 GB)"
 	@echo "make test-vllm  run the tests with a vLLM server on the CPU, in .venv-vllm (downloads 1 GB)"
 	@echo "make docs      build the documentation into site/"
 	@echo "make bench     run the CPU benchmarks"
@@ -121,6 +128,20 @@ $(VISION_READY): pyproject.toml constraints.txt Makefile
 	$(VISION)/bin/pip install --quiet --upgrade --constraint $(VISION)/constraints.txt $(VISION_PACKAGES) \
 	  --editable '.[test]' \
 	  || { echo "make test-vision: pip could not install $(VISION_PACKAGES); it needs the network and 10 GB" >&2; exit 1; }
+	@touch $@
+
+test-newest: export PIP_CONSTRAINT :=
+test-newest: export PYTHONWARNINGS := ignore:$(NEWEST_WARNING)
+test-newest: $(NEWEST_READY)
+	$(NEWEST)/bin/pip install --quiet --upgrade --upgrade-strategy eager --editable '.[test]' \
+	  || { echo "make test-newest: pip could not install the newest releases; it needs the network and 10 GB" >&2; exit 1; }
+	@$(NEWEST)/bin/pip list --format freeze | grep -E '^(torch|transformers|triton|diffusers|bokeh|numpy)='
+	$(NEWEST)/bin/python -m pytest -q $(PARALLEL) -W "default:$(NEWEST_WARNING)"
+	$(NEWEST)/bin/python -m pytest -q $(PARALLEL) -W "default:$(NEWEST_WARNING)" -m slow tests/huggingface tests/watching
+
+$(NEWEST_READY):
+	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(NEWEST)
 	@touch $@
 
 # the model is converted in .venv, because the transformers of the other environment does not read its file
@@ -196,4 +217,4 @@ docs-serve: $(READY)
 	$(BIN)/mkdocs serve
 
 clean:
-	rm -rf $(VENV) $(VISION) $(VLLM) demo site dist tests/javascript/node_modules .coverage* .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VISION) $(NEWEST) $(VLLM) demo site dist tests/javascript/node_modules .coverage* .pytest_cache .ruff_cache .hypothesis
