@@ -15,7 +15,7 @@ COMMANDS, COURSE = "<!-- commands -->", "<!-- course -->"
 
 
 def on_files(files: Files, *, config: MkDocsConfig, **_: object) -> Files:
-    """Add the HTML files of the course, so that links to them are checked."""
+    """Add the HTML files of the course, so that links to them are checked. `course_files` checks the links in them."""
     for name, text in course_files():
         files.append(File.generated(config, f"course/{name}", content=text))
     return files

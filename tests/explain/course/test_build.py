@@ -8,7 +8,7 @@ import pytest
 from clearhead.explain.course import build_course
 from clearhead.explain.course._answers import evaluate, named_matrices
 from clearhead.explain.course._markdown import Page, parse_page
-from clearhead.explain.course.build import _load_trace, page_html, read_pages
+from clearhead.explain.course.build import _load_trace, course_files, page_html, read_pages
 from clearhead.explain.course.catalog import FOLDER, PAGES, find_file
 
 MAX_BYTES = 400_000
@@ -59,6 +59,9 @@ def built(text: str) -> str:
         ("a [link](02-nothing.md)", "01-words.md, line 3: link to 02-nothing.md, which does not exist"),
         ("a [link](01-words.md#ending)", "link to 01-words.md#ending, but that page has no such heading"),
         ("a [link](http://example.org)", "link to 'http://example.org'; expected a page"),
+        (CHOICE.format(1, "hint = '[2](02-nothing.md)'"), "01-words.md, line 3: link to 02-nothing.md, which does not"),
+        (CHOICE.format(1, "why = '[1](01-words.md#ending)'"), "01-words.md#ending, but that page has no such heading"),
+        (CHOICE.format(1, "why = '[page](words.txt)'"), "01-words.md, line 3: link to 'words.txt'; expected a page"),
         ("# Another title", "01-words.md, line 3: a second title"),
     ],
 )  # fmt: skip
@@ -193,6 +196,19 @@ def test_all_files_are_written(tmp_path):
     for wrong in (3, None, b"course", ["course"]):
         with pytest.raises(TypeError, match="folder is"):
             build_course(wrong)
+
+
+def test_links_of_every_file_resolve():
+    """The check of mkdocs covers Markdown pages only, and not the generated HTML files of the course."""
+    files = dict(course_files())
+    link = re.compile(r'<a [^>]*?href="([^"]+)"')
+    targets = {(name, target) for name, text in files.items() for target in link.findall(text)}
+    assert ("12-reading.html", "04-scaling.html") in targets  # a link in a question
+    for name, target in targets:
+        path, _, anchor = target.partition("#")
+        if not path.startswith("https://"):
+            assert (path or name) in files, f"{name} links to {target}, which does not exist"
+            assert not anchor or f'id="{anchor}"' in files[path or name], f"{name} links to {target}"
 
 
 def test_missing_page_is_reported(tmp_path):

@@ -73,9 +73,7 @@ def parse_page(name: str, text: str) -> Page:
             page.anchors.add(anchor)
         elif token.type == "fence":
             _read_fence(page, token, line)
-        for child in token.children or ():
-            if child.type == "link_open":
-                _read_link(page, child, line)
+        _read_links(page, [token], line)
     names = [part.name for part in (*page.lives, *page.widgets)]
     for part in names:
         if names.count(part) > 1:
@@ -94,7 +92,11 @@ def body_html(page: Page, render_part: Callable[[Part], str]) -> Markup:
 
 def inline_html(text: str) -> Markup:
     """Return the HTML of one line of Markdown."""
-    return Markup(_parser().renderInline(text))
+    parser = _parser()
+    tokens = parser.parseInline(text)
+    for link in _links(tokens):
+        _point_to_file(link)
+    return Markup(parser.renderer.render(tokens, parser.options, {}))
 
 
 def check_links(page: Page, pages: Collection[Page], files: Collection[str]) -> None:
@@ -122,23 +124,43 @@ def _read_fence(page: Page, token: Token, line: int) -> None:
         raise page.error(line, str(error)) from None
     token.meta["part"] = part
     page.parts.append(part)
+    if isinstance(part, Question):  # its texts are rendered by the template, with `inline_html`
+        for text in part.texts:
+            _read_links(page, _parser().parseInline(text), line)
 
 
-def _read_link(page: Page, token: Token, line: int) -> None:
-    """Turn a link to another page into the address of its file."""
-    address = str(token.attrs["href"])
+def _read_links(page: Page, tokens: Sequence[Token], line: int) -> None:
+    """Add the links in some tokens to those of the page, and point them to files."""
+    for link in _links(tokens):
+        try:
+            linked = _point_to_file(link)
+        except ValueError as error:
+            raise page.error(line, str(error)) from None
+        if linked is not None:
+            target, anchor = linked
+            page.links.append((line, target or page.name, anchor))
+
+
+def _links(tokens: Sequence[Token]) -> list[Token]:
+    return [child for token in tokens for child in token.children or () if child.type == "link_open"]
+
+
+def _point_to_file(link: Token) -> tuple[str, str] | None:
+    """Turn a link to a page into the address of its file.
+
+    Returns the page or file, empty for the page of the link, and the anchor; None for a link to a website.
+    """
+    address = str(link.attrs["href"])
     if address.startswith("https://"):
-        token.attrSet("rel", "noreferrer")
-        return
+        link.attrSet("rel", "noreferrer")
+        return None
     path, _, anchor = address.partition("#")
     if path.endswith(".md"):
-        target = path.removesuffix(".md")
-        token.attrSet("href", f"{target}.html" + (f"#{anchor}" if anchor else ""))
-    elif path.endswith(".html") or not path:
-        target = path or page.name
-    else:
-        raise page.error(line, f"link to {address!r}; expected a page such as 03-one-head.md, or https://")
-    page.links.append((line, target, anchor))
+        path = path.removesuffix(".md")
+        link.attrSet("href", f"{path}.html" + (f"#{anchor}" if anchor else ""))
+    elif path and not path.endswith(".html"):
+        raise ValueError(f"link to {address!r}; expected a page such as 03-one-head.md, or https://")
+    return path, anchor
 
 
 class _Renderer(RendererHTML):

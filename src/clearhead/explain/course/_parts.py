@@ -69,6 +69,11 @@ class Question:
     def kind(self) -> str:
         return "goal" if self.goal else "choice" if self.choices else "number"
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Texts that the page renders as Markdown."""
+        return (self.ask, *self.choices, self.hint, self.why)
+
 
 Part = LivePart | Widget | Question
 
