@@ -1,5 +1,7 @@
 """Tests of matplotlib figures: pixels, labels and files."""
 
+import io
+import re
 import sys
 
 import numpy as np
@@ -8,10 +10,13 @@ from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import font_manager, get_data_path, pyplot, rcParams
 from matplotlib.colors import LogNorm
+from rich.console import Console
 
+from clearhead.cli.tables import print_alignment
 from clearhead.plot import _fonts, plot_alignment, plot_head, plot_heads
 from clearhead.plot.figures import MASKED_COLOR
 from clearhead.translation import Translator
+from clearhead.viewer._charts import HeadChart
 from support.recordings import decoder, translation
 
 
@@ -81,6 +86,38 @@ def test_plot_alignment_draws_one_head_or_the_mean():
     np.testing.assert_allclose(drawn(plot_alignment(recording, layer=0, head=2)), weights[2], atol=1e-6)
 
 
+def labels(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def test_a_row_has_the_same_label_in_the_figure_the_viewer_and_the_terminal():
+    recording = Translator.load().record("I came home after the rain had stopped.")
+    cross = recording["cross"]
+    row = cross.written.texts.index("帰宅した")
+    axes = plot_alignment(recording, layer=2)
+    assert labels(axes.yaxis)[row] == "後に → 帰宅した"
+    assert labels(axes.xaxis)[drawn(axes)[row].argmax()] == "home"
+    assert axes.get_ylabel() == "queries (read → written)"
+    assert labels(plot_alignment(recording, layer=2, head=5).yaxis) == labels(axes.yaxis)
+    assert labels(plot_head(recording["decoder"].layers[0], 0, recording["decoder"]).yaxis) == labels(axes.yaxis)
+    chart = HeadChart()
+    chart.open(*cross.layers[0].shape[2:], 1e-3)
+    chart.label_axes(cross)
+    viewer = [text.strip("\u2068\u2069") for text in chart.map.yaxis[0].major_label_overrides.values()]
+    assert viewer == labels(axes.yaxis)
+    console = Console(file=io.StringIO(), width=100)
+    print_alignment(console, recording)
+    lines = console.file.getvalue().splitlines()[1:]
+    assert [re.split(" {2,}", line.strip())[0] for line in lines] == viewer[:-1]  # the last row writes the end token
+
+
+def test_given_tokens_are_labels_as_they_are():
+    stack = translation("abcde", "xyz", written="yz!")["cross"]
+    axes = plot_head(stack.layers[0], 0, (stack.queries, stack.keys))
+    assert labels(axes.yaxis) == ["x", "y", "z"]
+    assert labels(plot_head(stack.layers[0], 0, stack).yaxis) == ["x → y", "y → z", "z → !"]
+
+
 def test_unusual_tokens_are_drawn(tmp_path):
     texts = ["$x$", "$", "\n", "שלום", "a" * 300, "\\frac"]
     stack = decoder(texts)["decoder"]
@@ -142,7 +179,7 @@ def test_other_scripts_use_fonts_installed_after_matplotlib_listed_them(tmp_path
 
 def test_rejects_wrong_tokens_and_missing_heads_and_stacks():
     weights = decoder("abcd")["decoder"].layers[0]
-    with pytest.raises(ValueError, match="tokens has 3 texts for 4 queries; expected one per query and key"):
+    with pytest.raises(ValueError, match="tokens has 3 texts for 4 queries; expected a stack, one text per query"):
         plot_head(weights, 0, ["a", "b", "c"])
     with pytest.raises(IndexError, match="index 9 is out of range for heads of size 4"):
         plot_head(weights, 9)

@@ -43,10 +43,11 @@ def test_attention_lies_along_a_sound(tmp_path):
     recording = record(
         media_models.make("whisper"), audio=media_models.sound(), sampling_rate=16_000, decoder_input_ids=[2, 4, 5]
     )
-    figure = plot_sound(recording, ("cross", 0, 1), 2)
+    figure = plot_sound(recording, ("cross", 0, 1), 1)
     weights, sound = figure.axes
     values, edges, _ = weights.patches[0].get_data()
-    np.testing.assert_allclose(values, recording.weights(("cross", 0, 1)).dense()[0, 0, 2], rtol=1e-5)
+    np.testing.assert_allclose(values, recording.weights(("cross", 0, 1)).dense()[0, 0, 1], rtol=1e-5)
+    assert weights.get_title() == "cross 0.1: 4 → 5"  # the token that the row reads, and the one that it writes
     assert edges[-1] == pytest.approx(1.0)  # the model reads one second
     assert sound.get_xlim() == pytest.approx((0, 1))
     figure.savefig(tmp_path / "sound.pdf")

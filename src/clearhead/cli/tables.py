@@ -16,6 +16,7 @@ from clearhead._utils.text import visible_text
 from clearhead.analysis.roles import Roles
 from clearhead.explain import BUILT_IN, load
 from clearhead.recording.recording import Address, Recording
+from clearhead.recording.row_labels import row_label
 from clearhead.translation.heads import AblationEffect, Emergence
 from clearhead.translation.tokenizer import SPECIAL_TOKENS, UNKNOWN
 
@@ -133,11 +134,12 @@ def print_ablation_effects(
             console.print(f"  {source}\n    with it:    {right}\n    without it: {written}")
 
 
-def print_alignment(console: Console, recording: Recording, written: list[str]) -> None:
-    """Print the cross-attention weights, a row per target token and a column per source word.
+def print_alignment(console: Console, recording: Recording) -> None:
+    """Print the cross-attention weights, a row per token of the translation and a column per source word.
 
-    A darker cell has more weight. The weights are the mean over all heads, and the sum over the tokens of a word. An
-    unknown word is one column.
+    A row is labeled with the token that it reads and the token that it writes. The row that writes the end token is
+    left out. A darker cell has more weight. The weights are the mean over all heads, and the sum over the tokens of a
+    word. An unknown word is one column.
     """
     cross = recording["cross"]
     mean = torch.stack([weights.dense()[0].mean(dim=0) for weights in cross.layers]).mean(dim=0)
@@ -151,12 +153,12 @@ def print_alignment(console: Console, recording: Recording, written: list[str]) 
     )
     columns = torch.stack([mean[:, indices].sum(dim=1) for indices in pieces], dim=1).cpu().numpy()
     heads = [visible_text("".join(cross.keys.texts[index] for index in indices)) for indices in pieces]
-    written = [visible_text(token) for token in written]
-    before = max(map(cell_len, written), default=0) + 2
+    rows = [row_label(cross, query) for query in range(len(cross.queries) - 1)]
+    before = max(map(cell_len, rows), default=0) + 2
     for chosen in column_groups([max(2, cell_len(head)) + 2 for head in heads], console.width - before):
         table = Table(box=None, padding=(0, 1))
         for head in ("", *(heads[index] for index in chosen)):
             table.add_column(Text(head), no_wrap=True)
-        for token, line in zip(written, text_shades(columns), strict=False):
-            table.add_row(Text(token), *(line[2 * index : 2 * index + 2] for index in chosen))
+        for row, line in zip(rows, text_shades(columns), strict=False):
+            table.add_row(Text(row), *(line[2 * index : 2 * index + 2] for index in chosen))
         console.print(table)

@@ -294,5 +294,4 @@ def _show_alignment(translator: Translator, lines: list[str], translations: list
                 recording = translator.record(line, target=translation)
             heads = sum(weights.shape[1] for weights in recording["cross"].layers)
             console.print(f"attention of each token to the source words, mean of all {heads} cross heads:")
-            # the query of a token predicts the next token, so each row is labeled with the next token
-            print_alignment(console, recording, list(recording["cross"].queries.texts[1:]))
+            print_alignment(console, recording)

@@ -14,6 +14,7 @@ from clearhead.ops.statistics import Reduce
 from clearhead.plot._fonts import drawable
 from clearhead.plot._pyplot import load_pyplot
 from clearhead.recording import Recording, Stack, Tokens
+from clearhead.recording.row_labels import LABEL_COLUMNS, axis_title, row_label
 from clearhead.weights.matrix import AttentionWeights
 
 if TYPE_CHECKING:
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AxisTokens = Tokens | Sequence[str]
+HeadTokens = Stack | AxisTokens | tuple[AxisTokens, AxisTokens]
 MAX_FIGURE_BINS = 512  # bins each way of a head; larger matrices are pooled
 MAX_GRID_BINS = 128  # bins each way of a head in a grid of heads
 MAX_AXIS_TOKENS = 60  # longer axes are labeled with indices
-MAX_TOKEN_COLUMNS = 16  # width of a token on an axis, in character cells
 MASKED_COLOR = "#e9ebf0"  # cells with a weight of 0
 
 
 def plot_head(
     weights: AttentionWeights,
     head: int,
-    tokens: AxisTokens | tuple[AxisTokens, AxisTokens] | None = None,
+    tokens: HeadTokens | None = None,
     ax: Axes | None = None,
     *,
     reduce: Reduce = "max",
@@ -41,12 +42,14 @@ def plot_head(
     """Draw the attention weights of one head as a heatmap: a row per query, a column per key.
 
         stack = recording["decoder"]
-        plot_head(stack.layers[3], 5, stack.queries).figure.savefig("head.pdf")
+        plot_head(stack.layers[3], 5, stack).figure.savefig("head.pdf")
 
     Args:
         weights: attention weights of a layer; the first text of the batch is drawn.
         head: index of the head.
-        tokens: tokens along both axes, or (queries, keys). Axes with more than 60 tokens show indices instead.
+        tokens: the stack of the layer, whose rows are labeled with the token that they read and the token that they
+            write, as in the viewer; tokens along both axes; or (queries, keys). Axes with more than 60 tokens show
+            indices instead.
         ax: axes to draw on (default: a new figure with a color bar).
         reduce: pooling of matrices with more than 512 rows or columns. "max" keeps thin lines visible.
         log: logarithmic color scale from a tenth of a uniform weight to 1. If False, linear from 0 to the maximum.
@@ -55,8 +58,7 @@ def plot_head(
     _, _, q_len, kv_len = weights.shape
     down, across = min(MAX_FIGURE_BINS, q_len), min(MAX_FIGURE_BINS, kv_len)
     values = weights.part(batch=0, heads=head).pool(down, across, reduce=reduce)[0, 0].cpu().numpy()
-    queries, keys = _axis_texts(tokens, q_len, kv_len)
-    return _draw(values, (q_len, kv_len), queries, keys, ax, log, cmap)
+    return _draw(values, (q_len, kv_len), tokens, ax, log, cmap)
 
 
 def plot_heads(stack: Stack, *, log: bool = True, cmap: str = "viridis") -> Figure:
@@ -91,7 +93,8 @@ def plot_alignment(
 ) -> Axes:
     """Draw the cross-attention of a layer: a row per target token, a column per source token.
 
-    Each row shows the attention of an input token of the decoder, which predicts the next token.
+    A row is labeled with the token that the decoder reads and the token that it then writes, as in the viewer: the row
+    "after → home" shows where the decoder looks when it writes "home".
 
     Args:
         recording: recording of an encoder–decoder model.
@@ -105,39 +108,40 @@ def plot_alignment(
     weights = stack.layers[layer]
     _, _, q_len, kv_len = weights.shape
     if head is not None:
-        return plot_head(weights, head, (stack.queries, stack.keys), ax, log=log, cmap=cmap)
+        return plot_head(weights, head, stack, ax, log=log, cmap=cmap)
     pooled = weights.pool(min(MAX_FIGURE_BINS, q_len), min(MAX_FIGURE_BINS, kv_len))[0].mean(dim=0).cpu().numpy()
-    return _draw(pooled, (q_len, kv_len), stack.queries.texts, stack.keys.texts, ax, log, cmap)
+    return _draw(pooled, (q_len, kv_len), stack, ax, log, cmap)
 
 
 def _draw(
     values: Float[np.ndarray, "rows keys"],
     shape: tuple[int, int],
-    queries: Sequence[str] | None,
-    keys: Sequence[str] | None,
+    tokens: HeadTokens | None,
     ax: Axes | None,
     log: bool,
     cmap: str,
 ) -> Axes:
     plt = load_pyplot()
+    rows, columns = _axis_labels(tokens, *shape)
     new_figure = ax is None
     if ax is None:
         q_len, kv_len = (min(MAX_AXIS_TOKENS, length) for length in shape)
-        size = (max(4.0, 0.22 * kv_len + 2), max(3.2, 0.22 * q_len + 1.5))
+        written = 1.0 if isinstance(tokens, Stack) and tokens.written is not None else 0.0  # inches of longer labels
+        size = (max(4.0, 0.22 * kv_len + 2) + written, max(3.2, 0.22 * q_len + 1.5))
         _, ax = plt.subplots(figsize=size, layout="constrained")
     assert ax is not None
     image = _image(ax, values, shape, log, cmap)
-    for axis, labels, length in ((ax.yaxis, queries, shape[0]), (ax.xaxis, keys, shape[1])):
-        if labels is not None and length <= MAX_AXIS_TOKENS:
-            axis.set_ticks([index + 0.5 for index in range(length)])
-            texts, families = drawable([short_token(text, MAX_TOKEN_COLUMNS) for text in labels])
+    for axis, labels in ((ax.yaxis, rows), (ax.xaxis, columns)):
+        if labels is not None:
+            axis.set_ticks([index + 0.5 for index in range(len(labels))])
+            texts, families = drawable(labels)
             axis.set_ticklabels(texts, fontfamily=families)
-    if keys is not None and shape[1] <= MAX_AXIS_TOKENS:
+    if columns is not None:
         ax.tick_params(axis="x", labelrotation=90)
     ax.tick_params(length=2)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
-    ax.set(xlabel="key", ylabel="query")
+    ax.set(xlabel="keys", ylabel=axis_title(tokens) if isinstance(tokens, Stack) else "queries")
     if new_figure:
         ax.figure.colorbar(image, ax=ax, shrink=0.8, label="weight")
     return ax
@@ -162,18 +166,26 @@ def _image(ax: Axes, values: Float[np.ndarray, "rows keys"], shape: tuple[int, i
     )
 
 
-def _axis_texts(
-    tokens: AxisTokens | tuple[AxisTokens, AxisTokens] | None, q_len: int, kv_len: int
-) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+def _axis_labels(tokens: HeadTokens | None, q_len: int, kv_len: int) -> tuple[list[str] | None, list[str] | None]:
+    """Return the labels of queries and keys; None for an axis without tokens or with too many."""
     if tokens is None:
         return None, None
     pair: Any = (tokens, tokens)
-    if isinstance(tokens, tuple) and len(tokens) == 2 and not any(isinstance(side, str) for side in tokens):
+    if isinstance(tokens, Stack):
+        pair = (tokens.queries, tokens.keys)
+    elif isinstance(tokens, tuple) and len(tokens) == 2 and not any(isinstance(side, str) for side in tokens):
         pair = tokens
     queries, keys = (side.texts if isinstance(side, Tokens) else list(side) for side in pair)
     for name, texts, length in (("queries", queries, q_len), ("keys", keys, kv_len)):
         if len(texts) != length:
             raise ValueError(
-                f"tokens has {len(texts)} texts for {length} {name}; expected one per query and key, or (queries, keys)"
+                f"tokens has {len(texts)} texts for {length} {name}; expected a stack, one text per query and key, or"
+                " (queries, keys)"
             )
-    return queries, keys
+    rows, columns = (
+        [short_token(text, LABEL_COLUMNS) for text in texts] if len(texts) <= MAX_AXIS_TOKENS else None
+        for texts in (queries, keys)
+    )
+    if rows is not None and isinstance(tokens, Stack):
+        rows = [row_label(tokens, query) for query in range(q_len)]
+    return rows, columns

@@ -8,9 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead._utils.checks import check_choice, check_float, check_int, describe
+from clearhead._utils.text import TOKEN_COLUMNS
 from clearhead.plot._fonts import drawable
 from clearhead.plot._pyplot import load_pyplot
 from clearhead.recording import Address, Frames, Patches, Recording, Stack, Tokens
+from clearhead.recording.row_labels import row_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,7 +141,7 @@ def _position(queries: Tokens, query: int | str | None) -> int:
 
 def _set_title(ax: Axes, stack: Stack, head: Address, query: int | str | None) -> None:
     name, layer, index = head
-    shown = "mean of all queries" if query == MEAN else stack.queries.texts[_position(stack.queries, query)]
+    shown = "mean of all queries" if query == MEAN else row_label(stack, _position(stack.queries, query), TOKEN_COLUMNS)
     (title,), families = drawable([f"{name} {layer}.{index}: {shown}"])
     ax.set_title(title, fontfamily=families)
 

@@ -28,8 +28,8 @@ from jaxtyping import Float
 from clearhead._utils.text import short_token
 from clearhead.ops.statistics import Reduce
 from clearhead.recording import Stack
+from clearhead.recording.row_labels import LABEL_COLUMNS, axis_title, row_label
 from clearhead.viewer._heatmap import Heatmap, HeatmapWindow
-from clearhead.viewer._row_labels import row_label
 
 # readable with color blindness and in gray; the first color means no attention
 PALETTES: dict[str, tuple[str, ...]] = {
@@ -40,7 +40,6 @@ PALETTES: dict[str, tuple[str, ...]] = {
     "greys": tuple(reversed(palettes.Greys256)),
 }
 MAX_AXIS_TOKENS = 40  # longer axes are labeled with numbers
-MAX_TOKEN_COLUMNS = 14  # width of an axis label, in character cells
 MAX_PROFILE_BARS = 512  # bars in a profile
 _BORDERS = {"left": 125, "right": 8, "top": 112, "bottom": 26}  # until borders.js fits them to the labels
 _FONT = 'system-ui, "DejaVu Sans", "BIZ UDPGothic", sans-serif'  # the font of page.css
@@ -140,14 +139,14 @@ class HeadChart:
         self._labeled = (stack, window)
 
         def query_label(index: int) -> str:
-            return row_label(stack, index, MAX_TOKEN_COLUMNS)
+            return row_label(stack, index)
 
         def key_label(index: int) -> str:
-            return short_token(stack.keys.texts[index], MAX_TOKEN_COLUMNS)
+            return short_token(stack.keys.texts[index], LABEL_COLUMNS)
 
         _label_axis(self.map.yaxis[0], query_label, window.row, window.row_end, across=False)
         _label_axis(self.map.xaxis[0], key_label, window.key, window.key_end, across=True)
-        self.map.yaxis[0].axis_label = "queries" if stack.written is None else "queries (read → written)"
+        self.map.yaxis[0].axis_label = axis_title(stack)
 
     def set_palette(self, palette: str, logarithmic: bool) -> None:
         """Set the colors of the heatmaps and their scale, logarithmic or linear."""

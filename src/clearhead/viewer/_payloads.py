@@ -9,11 +9,11 @@ from typing import Any
 from clearhead._utils.color_scales import visible_shades
 from clearhead._utils.text import TOKEN_COLUMNS, short_token
 from clearhead.recording import Address, Tokens, is_self_attention
+from clearhead.recording.row_labels import row_label, written_text, written_texts
 from clearhead.viewer._explain_page import is_explainable
 from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer._row_calculation import calculate_row
-from clearhead.viewer._row_labels import row_label, written_text, written_texts
 from clearhead.viewer._statistics_table import COLUMNS, head_id, head_values
 from clearhead.viewer._thumbnails import SAMPLED_QUERIES, is_sampled
 from clearhead.viewer._top_tokens import AttentionDirection, top_tokens

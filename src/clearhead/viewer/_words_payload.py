@@ -10,9 +10,9 @@ import torch
 
 from clearhead._utils.text import short_token
 from clearhead.recording import Address, Recording, is_self_attention
+from clearhead.recording.row_labels import written_texts
 from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
-from clearhead.viewer._row_labels import written_texts
 from clearhead.viewer._statistics_table import head_id
 
 MAX_WHOLE_TOKENS = 48  # longest side that is drawn as a whole

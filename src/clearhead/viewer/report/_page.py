@@ -20,11 +20,11 @@ from clearhead._utils.text import short_token, visible_text
 from clearhead._utils.version import __version__
 from clearhead.analysis import RelationScore, Roles
 from clearhead.recording import Address, Recording, Tokens, is_self_attention
+from clearhead.recording.row_labels import written_texts
 from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._media_payload import media_payload
 from clearhead.viewer._payloads import Payload, model_payload
 from clearhead.viewer._recording_cache import RecordingCache, labels_of
-from clearhead.viewer._row_labels import written_texts
 from clearhead.viewer._search import searchable_tokens
 from clearhead.viewer._statistics_table import head_id, head_title, head_values, statistics_row, used_columns
 from clearhead.viewer._templates import STATIC_FOLDER, TEMPLATES

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from clearhead._utils.text import short_token
 from clearhead.recording import Address, Recording
+from clearhead.recording.row_labels import LABEL_COLUMNS, row_label
 from clearhead.viewer._heatmap import Heatmap, HeatmapWindow, ProgressiveHeatmap, is_exact
 from clearhead.viewer._payloads import Payload
 from clearhead.viewer._recording_cache import RecordingCache
-from clearhead.viewer._row_labels import row_label
 from clearhead.viewer._statistics_table import head_id
 from clearhead.viewer.server._page_state import Request, parse_address
 from clearhead.viewer.server._panels.panel import Panel, Selection
@@ -18,7 +18,6 @@ from clearhead.viewer.server._tasks import Steps, Update
 
 MAX_COMPARED_BINS = 256  # bins per axis
 MAX_COMPARED_TOKENS = 40  # longest side whose tokens are sent
-MAX_LABEL_COLUMNS = 14  # width of a label, in character cells
 SAME_HEAD = "same"  # pins the head with the name of the shown head, in another text or recording
 
 
@@ -166,8 +165,8 @@ def _payload(pinned: Selection, heatmap: Heatmap) -> Payload:
         "bins": list(heatmap.bin_size),
         "shape": list(heatmap.values.shape),
         "values": heatmap.values,
-        "queries": _labels(row, row_end, lambda query: row_label(pinned.stack, query, MAX_LABEL_COLUMNS)),
-        "keys": _labels(key, key_end, lambda index: short_token(pinned.stack.keys.texts[index], MAX_LABEL_COLUMNS)),
+        "queries": _labels(row, row_end, lambda query: row_label(pinned.stack, query)),
+        "keys": _labels(key, key_end, lambda index: short_token(pinned.stack.keys.texts[index], LABEL_COLUMNS)),
     }
 
 
