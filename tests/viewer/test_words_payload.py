@@ -7,10 +7,10 @@ import torch
 
 from clearhead import Recording
 from clearhead.recording.next_tokens import NextTokens
+from clearhead.recording.row_labels import row_label
 from clearhead.viewer import _words_payload
 from clearhead.viewer._heatmap import HeatmapWindow
 from clearhead.viewer._recording_cache import RecordingCache
-from clearhead.recording.row_labels import row_label
 from clearhead.viewer._words_payload import (
     next_tokens_payload,
     row_payload,

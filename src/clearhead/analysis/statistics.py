@@ -292,7 +292,7 @@ def _visible_keys(weights: AttentionWeights) -> Int[Tensor, " q_len"]:
     """Return the number of visible keys per query, from the mask of the first head, which all heads share."""
     _, _, q_len, kv_len = weights.shape
     counts = torch.full((q_len,), kv_len, dtype=torch.long, device=weights.device)
-    if _is_masked_by_ranges(weights):
+    if is_masked_by_ranges(weights):
         ranges = weights.lowered_mask.ranges
         if ranges is not None:
             first, last = ranges[:, :, 0].unbind(dim=1)  # [ranges, q_len] each
@@ -311,7 +311,7 @@ def _uniform_attention(weights: AttentionWeights, visible: Int[Tensor, " q_len"]
     def read(queries: Int[Tensor, " pairs"], keys: Int[Tensor, " pairs"]) -> Float[Tensor, "1 pairs"]:
         queries, keys = queries.to(weights.device), keys.to(weights.device)
         uniform = 1 / visible[queries].double()
-        if not _is_masked_by_ranges(weights):
+        if not is_masked_by_ranges(weights):
             uniform = torch.where(weights.scores[0, 0, queries, keys] > -torch.inf, uniform, 0.0)
         elif ranges is not None:
             first, last = ranges[:, :, 0, queries].unbind(dim=1)  # [ranges, pairs] each
@@ -321,7 +321,7 @@ def _uniform_attention(weights: AttentionWeights, visible: Int[Tensor, " q_len"]
     return read
 
 
-def _is_masked_by_ranges(weights: AttentionWeights) -> bool:
+def is_masked_by_ranges(weights: AttentionWeights) -> bool:
     """Return whether ranges alone decide which keys are visible. A bias may be −inf, too."""
     return weights.lowered_mask.dense is None and weights.query is not None and not isinstance(weights.bias, Tensor)
 

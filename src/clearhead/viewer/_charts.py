@@ -58,10 +58,12 @@ class HeadChart:
         transparent = (0, 0, 0, 0)  # masked cells show the hatch behind the heatmap
         self._linear = LinearColorMapper(palette=PALETTES["viridis"], low=0.0, high=1.0, nan_color=transparent)
         self._log = LogColorMapper(palette=PALETTES["viridis"], low=1e-3, high=1.0, nan_color=transparent)
-        # an annotation, because Bokeh 3.9 cannot draw a figure whose background has a hatch
-        self._hatch = BoxAnnotation(
-            name="masked", level="image", fill_color=None, line_color=None, hatch_pattern="/", hatch_scale=10
-        )
+        # annotations, because Bokeh 3.9 cannot draw a figure whose background has a hatch
+        hatch: dict[str, Any] = {"line_color": None, "hatch_pattern": "/", "hatch_scale": 10}
+        self._hatch = BoxAnnotation(name="masked", level="image", fill_color=None, **hatch)
+        # over the overview, which would show through the masked cells of the detail: Bokeh paints the annotations of a
+        # level after its glyphs
+        self._cover = BoxAnnotation(name="cover", level="underlay", fill_alpha=1.0, visible=False, **hatch)
         self._scale = ("viridis", True)  # palette, and whether the scale is logarithmic
         self._shape, self.window = (1, 1), HeatmapWindow(0, 1, 0, 1)
         self._labeled: tuple[Stack, HeatmapWindow] | None = None  # the axes have the tokens of this window
@@ -80,6 +82,7 @@ class HeadChart:
             axis.update(bounds=(0, length), min_interval=min(4, length))
         for source in (self.overview, self.detail):
             source.data = _NO_IMAGE
+        self._cover.visible = False
         self.cursor.data = _NO_CELL
         for bars in self._bars.values():
             bars.data = _NO_BARS
@@ -106,6 +109,10 @@ class HeadChart:
     def draw_detail(self, heatmap: Heatmap | None) -> None:
         """Draw a heatmap of the window over the overview. None removes the current one."""
         self._draw("detail", self.detail, heatmap, exact=True)
+        if heatmap is not None:
+            row, row_end, key, key_end = heatmap.window
+            self._cover.update(left=key, right=key_end, top=row, bottom=row_end)
+        self._cover.visible = heatmap is not None
 
     def _draw(self, name: str, source: ColumnDataSource, heatmap: Heatmap | None, exact: bool) -> None:
         source.data = _NO_IMAGE if heatmap is None else _image(heatmap, exact)
@@ -161,6 +168,7 @@ class HeadChart:
     def set_theme(self, text: str, line: str, paper: str, nothing: str) -> None:
         """Set the colors of a light or dark page. Masked cells show a hatch in the color `nothing`."""
         self._hatch.hatch_color = nothing
+        self._cover.update(fill_color=paper, hatch_color=nothing)
         for chart in (self.map, self.entropy, self.received):
             # with a transparent fill Bokeh would not clear the previous frame
             chart.update(background_fill_color=paper, border_fill_color=paper, outline_line_color=line)
@@ -179,11 +187,12 @@ class HeadChart:
         chart.toolbar.active_scroll = wheel
         chart.lod_timeout = 60  # milliseconds from the last wheel event until the new window is requested
         chart.add_layout(self._hatch)
+        chart.add_layout(self._cover)
         # one renderer per color scale: Bokeh keeps using the first mapper of a glyph after it is replaced
-        for name, source in (("overview", self.overview), ("detail", self.detail)):
+        for name, source, level in (("overview", self.overview, "underlay"), ("detail", self.detail, "glyph")):
             for mapper in (self._log, self._linear):
                 drawn = chart.image("image", "x", "y", "dw", "dh", source=source, color_mapper=mapper, name=name)
-                drawn.update(visible=mapper is self._log, tags=["heatmap"], level="underlay")
+                drawn.update(visible=mapper is self._log, tags=["heatmap"], level=level)
         for name, (color, width) in _CURSOR_COLORS.items():
             chart.rect(
                 "x", "y", 1, 1, source=self.cursor, name=name, fill_color=None, line_color=color, line_width=width

@@ -31,6 +31,7 @@ from clearhead.viewer._templates import STATIC_FOLDER, TEMPLATES
 from clearhead.viewer.report._details import ReportDetails
 from clearhead.viewer.report._report_layer import ReportLayer, SamplingPlan
 from clearhead.viewer.report._stored_maps import hidden_bins
+from clearhead.viewer.report._visible_keys import packed, visible_ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +70,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
     label_source = Roles(recording.model, statistics) if roles is None else roles
     labels = {address: labels_of(label_source, address) for address in statistics}
     texts, searchable, stacks = _stack_payloads(cache, data, labels)
+    masks = _add_masks(recording, stacks)
     columns = used_columns(statistics)
     chart = HeadChart()
     shown_texts = details.template_variables(recording)
@@ -99,6 +101,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
                 "tokens": compress(json.dumps(texts).encode()),
                 "searchable": compress(json.dumps(searchable).encode()),
                 "next_tokens": data.next_tokens,
+                "masks": masks,
                 "layers": [
                     {"stack": name, "index": layer_index, "data": text}
                     for (name, layer_index), text in data.compressed.items()
@@ -168,6 +171,20 @@ def _stack_payloads(
             written.append(texts)
         payload["tokens"][2] = len(tokens) + written.index(texts)
     return [*map(_short_tokens, tokens), *written], list(map(searchable_tokens, tokens)), payloads
+
+
+def _add_masks(recording: Recording, payloads: list[Payload]) -> list[str]:
+    """Add the index of each layer's mask to the stacks; return the distinct masks, compressed."""
+    masks: list[str] = []
+    for payload in payloads:
+        payload["masks"] = []
+        for weights in recording[payload["name"]].layers:
+            ranges = visible_ranges(weights)
+            mask = None if ranges is None else compress(packed(ranges))
+            if mask is not None and mask not in masks:
+                masks.append(mask)
+            payload["masks"].append(None if mask is None else masks.index(mask))
+    return masks
 
 
 def _relation_row(score: RelationScore) -> Payload:

@@ -29,6 +29,9 @@ export function whenReady(start) {
   }, 20);
 }
 
+/** Return whether a source has values of its own: those of the cells of a report are the values of its bins. @param {any} data */
+const isDrawn = (data) => data.image.length > 0 && !data.uncovered?.[0];
+
 /**
  * Return the bin or cell at data coordinates of the heatmap.
  * @param {number} x
@@ -39,7 +42,7 @@ export function binAt(x, y) {
   const { queries, keys } = stackShown();
   if (!(x >= 0 && y >= 0 && x < keys && y < queries)) return undefined;
   for (const { data } of figures.sources) {
-    if (!data.image.length) continue;
+    if (!isDrawn(data)) continue;
     const [height, width] = data.image[0].shape;
     const [down, across] = [data.rows[0], data.keys[0]];
     const [row, column] = [Math.floor((y - data.y[0]) / down), Math.floor((x - data.x[0]) / across)];
@@ -96,6 +99,13 @@ export const colorMappers = () => new Set(renderers().map((renderer) => renderer
 /** Return the color mapper of the selected scale. */
 export const mapperShown = () => renderers().find((renderer) => isLog(renderer) === settings.log).glyph.color_mapper;
 
+/** Return what a color of the heatmap is, such as "largest weight of each 8 × 8 bin". */
+function shownValue() {
+  const data = figures.sources?.find((/** @type {any} */ source) => isDrawn(source.data))?.data;
+  if (!data?.exact[0] || data.rows[0] * data.keys[0] === 1) return measure();
+  return `${settings.reduce === "max" ? "largest" : "mean"} ${measure()} of each ${data.rows[0]} × ${data.keys[0]} bin`;
+}
+
 // mappers whose ends, which change with the text and the window, update the legend
 const followed = new Set();
 
@@ -109,7 +119,7 @@ export function showLegend() {
     followed.add(mapper);
     for (const end of [mapper.properties.low, mapper.properties.high]) end.change.connect(showLegend);
   }
-  element("legend-title").textContent = `${measure()}, ${settings.log ? "log" : "linear"} scale`;
+  element("legend-title").textContent = `${shownValue()}, ${settings.log ? "log" : "linear"} scale`;
   element("low").textContent = significant(mapper.low ?? 0, 2);
   element("high").textContent = significant(mapper.high ?? 1, 2);
 }

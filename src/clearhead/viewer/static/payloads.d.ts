@@ -23,6 +23,7 @@ interface StoredStack extends StackPayload {
   places: number[] | null; // stored queries, or null if all are stored
   bar: number;
   cells: boolean; // every bin is a single cell
+  masks: (number | null)[]; // index of the mask of each layer, or null if no key is masked or the mask is not stored
   top: number;
   floor: number;
   hidden_bins: number[]; // bins that contain sink keys

@@ -37,7 +37,7 @@ import { topTokensOf } from "clearhead/stored_top_tokens.js";
 import { storedRow, storedWords } from "clearhead/stored_words.js";
 import { answerLinks, answerSearch } from "clearhead/stored_find.js";
 import { compareAnswers } from "clearhead/stored_compare.js";
-import { drawStoredHead, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
+import { drawStoredHead, drawStoredWindow, drawTicks, setPalette, setTheme } from "clearhead/stored_figures.js";
 
 const MAX_WINDOW_TOKENS = 512; // longest side of a window whose tokens are shown
 /** @type {import("clearhead/stored.js").StoredHead} */
@@ -117,6 +117,7 @@ function windowMoved([row, rowEnd, key, keyEnd]) {
   const written = rows.length ? (textsOf(stack, "written")?.slice(row, rowEnd) ?? null) : null;
   state.tokens = { window: [row, rowEnd, key, keyEnd], row, rows, written, key, keys: inside("key", key, keyEnd) };
   drawTicks(state.tokens);
+  drawStoredWindow(shown, stack, state.tokens.window);
   announce("tokens");
   announceWords();
 }
@@ -215,6 +216,7 @@ const answers = {
     if (!state.head) return; // settings of the address, before the first head
     drawThumbnails();
     drawStoredHead(shown, stackShown());
+    drawStoredWindow(shown, stackShown(), windowShown());
     announceWords();
     if (cell) answerTopTokens(stackShown(), cell);
   },

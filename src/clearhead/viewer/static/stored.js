@@ -62,7 +62,8 @@ export const textsOf = (stack, side) => /** @type {any} */ (texts[stack.tokens[[
 
 /**
  * `values` are the weights of cells or bins, `levels` their shades for a thumbnail. `shares` are those of the values.
- * @typedef {Omit<ThumbnailPayload, "levels"> & { topKeys: any, topWeights: any, entropies: () => Float32Array,
+ * `visible` are the ranges of keys that each query may attend to [ranges, 2, queries].
+ * @typedef {Omit<ThumbnailPayload, "levels"> & { visible: Int32Array | undefined, topKeys: any, topWeights: any, entropies: () => Float32Array,
  *   receipts: (options?: ShownOptions) => Float32Array, shares: () => Float32Array | null,
  *   values: (reduce: string, options?: ShownOptions) => Float32Array, levels: (options?: ShownOptions) => Uint8Array }} StoredHead
  */
@@ -77,13 +78,27 @@ const layers = new Map();
 /** @param {string} name @param {number} layer @returns {Promise<StoredHead[]>} */
 export function storedLayer(name, layer) {
   const id = `${name}.${layer}`;
-  const stored = layers.get(id) ?? unpacked(`layer-${name}-${layer}`).then((buffer) => headsIn(buffer, stackNamed(name), layer));
+  const stored = layers.get(id) ?? unpackedLayer(stackNamed(name), layer);
   layers.set(id, stored);
   return stored;
 }
 
-/** Return the heads of a layer. The arrays are in the order of `ReportLayer.pack`. @param {ArrayBuffer} buffer @param {StoredStack} stack @param {number} layer */
-function headsIn(buffer, stack, layer) {
+/** @param {StoredStack} stack @param {number} layer */
+async function unpackedLayer(stack, layer) {
+  const [buffer, visible] = await Promise.all([unpacked(`layer-${stack.name}-${layer}`), visibleRanges(stack, layer)]);
+  return headsIn(buffer, visible, stack, layer);
+}
+
+/** Return the ranges of a layer's mask, which are stored as differences from query to query. @param {StoredStack} stack @param {number} layer */
+async function visibleRanges({ masks, queries }, layer) {
+  if (masks[layer] === null) return undefined;
+  const ranges = new Int32Array(await unpacked(`mask-${masks[layer]}`));
+  for (let index = 0; index < ranges.length; index++) if (index % queries) ranges[index] += ranges[index - 1];
+  return ranges;
+}
+
+/** Return the heads of a layer. The arrays are in the order of `ReportLayer.pack`. @param {ArrayBuffer} buffer @param {Int32Array | undefined} visible @param {StoredStack} stack @param {number} layer */
+function headsIn(buffer, visible, stack, layer) {
   const heads = stack.layers[layer];
   const [rows, keys] = [Math.ceil(stack.queries / stack.bins[0]), Math.ceil(stack.keys / stack.bins[1])];
   let offset = 0;
@@ -129,6 +144,7 @@ function headsIn(buffer, stack, layer) {
 
   return heads.map((facts, head) => ({
     ...facts,
+    visible,
     rows,
     keys,
     topKeys: topKeys(head),

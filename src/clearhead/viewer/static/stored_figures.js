@@ -8,6 +8,7 @@ import { optionsFor } from "clearhead/stored.js";
 
 const MAX_AXIS_TOKENS = 40; // longer axes are labeled with indices
 const MAX_LABEL_LETTERS = 14;
+const MAX_UNCOVERED_TOKENS = 512; // longest side of a window whose masked cells are left out; larger ones show whole bins
 const MAX_READ_LETTERS = 6; // of the token that a row reads, if its written token is shown too
 
 const maximum = (/** @type {Float32Array} */ values) => values.reduce((one, other) => Math.max(one, other), 0);
@@ -16,28 +17,76 @@ const maximum = (/** @type {Float32Array} */ values) => values.reduce((one, othe
 export function drawStoredHead(stored, stack) {
   const options = optionsFor(stack);
   const values = stored.values(settings.reduce, options);
-  /** @type {Record<string, { low: number, high: number }>} */
-  const ends = { LogColorMapper: { low: stack.floor, high: 1 }, LinearColorMapper: { low: 0, high: Math.max(maximum(values), 1e-6) } };
-  for (const mapper of colorMappers()) mapper.setv(ends[mapper.type]);
   const [rows, keys] = stack.bins;
   const { ndarray } = Bokeh.require("core/util/ndarray");
   const image = ndarray(values.map((weight) => weight || NaN), { dtype: "float32", shape: [stored.rows, stored.keys] });
   // a shade covers a range of weights: 3% with 500 keys, 6% with a million
   const shades = stack.cells ? undefined : { digits: 2, least: stack.floor ** (254 / 255) };
-  const bars = (/** @type {any} */ figure, /** @type {any} */ range, /** @type {number[]} */ edges, /** @type {Float32Array} */ value) => {
+  const bars = (/** @type {any} */ figure, /** @type {number[]} */ edges, /** @type {Float32Array} */ value) => {
     figure.renderers[0].data_source.data = { start: edges.slice(0, -1), end: edges.slice(1), value };
-    range.setv({ start: 0, end: 1.05 * maximum(value) || 1 });
   };
   const { received, entropy, sources } = figures;
   received.tags = ["mean"]; // a stored bar is the mean of its keys
   const across = Array.from({ length: Math.ceil(stack.keys / stack.bar) + 1 }, (_, index) => Math.min(stack.keys, stack.bar * index));
-  bars(received, received.y_range, across, stored.receipts(options));
-  bars(entropy, entropy.x_range, rowEdges(stack), stored.entropies());
+  bars(received, across, stored.receipts(options));
+  bars(entropy, rowEdges(stack), stored.entropies());
   sources[1].data = {
     image: [image], scores: [[]], x: [0], y: [0], dw: [stored.keys * keys], dh: [stored.rows * rows],
     rows: [rows], keys: [keys], exact: [true], shades: [shades], sampled: [Boolean(stack.sampled)],
   };
 }
+
+/**
+ * Fit the scales of the colors and of the bars to a window. In a short one, draw the bins again without the masked cells.
+ * @param {import("clearhead/stored.js").StoredHead} stored
+ * @param {StoredStack} stack
+ * @param {number[]} window
+ */
+export function drawStoredWindow(stored, stack, [row, rowEnd, key, keyEnd]) {
+  const { received, entropy, sources } = figures;
+  const [down, across] = stack.bins;
+  const bins = sources[1].data.image[0];
+  let largest = 1e-6;
+  for (let line = Math.floor(row / down); line * down < rowEnd; line++) {
+    for (let column = Math.floor(key / across); column * across < keyEnd; column++) largest = Math.max(largest, bins[line * stored.keys + column] || 0);
+  }
+  /** @type {Record<string, { low: number, high: number }>} */
+  const ends = { LogColorMapper: { low: stack.floor, high: 1 }, LinearColorMapper: { low: 0, high: largest } };
+  for (const mapper of colorMappers()) mapper.setv(ends[mapper.type]);
+  const fit = (/** @type {any} */ figure, /** @type {any} */ range, /** @type {number} */ first, /** @type {number} */ last) => {
+    const { start, end, value } = figure.renderers[0].data_source.data;
+    const inside = value.filter((/** @type {number} */ _, /** @type {number} */ index) => end[index] > first && start[index] < last);
+    range.setv({ start: 0, end: 1.05 * maximum(inside) || 1 });
+  };
+  fit(received, received.y_range, key, keyEnd);
+  fit(entropy, entropy.x_range, row, rowEnd);
+
+  const cover = annotation("cover");
+  cover.visible = Boolean(stored.visible) && !stack.cells && Math.max(rowEnd - row, keyEnd - key) <= MAX_UNCOVERED_TOKENS;
+  if (!cover.visible) {
+    if (sources[0].data.image.length) sources[0].data = Object.fromEntries(Object.keys(sources[0].data).map((column) => [column, []]));
+    return;
+  }
+  const [height, width] = [rowEnd - row, keyEnd - key];
+  const cells = new Float32Array(height * width).fill(NaN);
+  const visible = /** @type {Int32Array} */ (stored.visible);
+  for (let start = 0; start < visible.length; start += 2 * stack.queries) {
+    for (let query = row; query < rowEnd; query++) {
+      const end = Math.min(keyEnd, visible[start + stack.queries + query]);
+      const line = Math.floor(query / down) * stored.keys;
+      for (let at = Math.max(key, visible[start + query]); at < end; at++) cells[(query - row) * width + at - key] = bins[line + Math.floor(at / across)];
+    }
+  }
+  cover.setv({ left: key, right: keyEnd, top: row, bottom: rowEnd });
+  const { ndarray } = Bokeh.require("core/util/ndarray");
+  sources[0].data = {
+    image: [ndarray(cells, { dtype: "float32", shape: [height, width] })], scores: [[]], x: [key], y: [row], dw: [width], dh: [height],
+    rows: [1], keys: [1], exact: [true], uncovered: [true],
+  };
+}
+
+/** Return an annotation of the map: the hatch "masked" or the "cover" under the cells of a window. @param {string} wanted */
+const annotation = (wanted) => figures.map.center.find((/** @type {any} */ part) => part.name === wanted);
 
 // each stored query is drawn up to halfway to its neighbors
 function rowEdges(/** @type {StoredStack} */ { places, queries }) {
@@ -76,7 +125,8 @@ export function setPalette() {
 
 /** @param {{ text: string, line: string, paper: string, nothing: string }} colors */
 export function setTheme({ text, line, paper, nothing }) {
-  figures.map.center.find((/** @type {any} */ part) => part.name === "masked").hatch_color = nothing;
+  annotation("masked").hatch_color = nothing;
+  annotation("cover").setv({ fill_color: paper, hatch_color: nothing });
   for (const figure of [figures.map, figures.entropy, figures.received]) {
     figure.setv({ background_fill_color: paper, border_fill_color: paper, outline_line_color: line });
     for (const axis of [...figure.left, ...figure.above, ...figure.below]) {
