@@ -32,6 +32,19 @@ COLORED = """
     const range = (start, end) => Array.from({ length: end - start }, (_, index) => start + index);
     return range(row, rowEnd).map((query) => range(key, keyEnd).map((at) => colored(query, at)));
 """
+DIFFERENCE = """
+    const { cellAt } = await import("clearhead/compare_map.js");
+    const canvas = document.getElementById("difference-map");
+    const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const painted = [];
+    for (let pixel = 0; pixel < data.length / 4; pixel++) {
+      const [red, green, blue] = data.subarray(4 * pixel, 4 * pixel + 3);
+      const middle = { offsetX: (pixel % width) + 0.5, offsetY: Math.floor(pixel / width) + 0.5 };
+      const cell = cellAt(canvas, state.compare, middle);
+      if (cell && Math.max(red, green, blue) - Math.min(red, green, blue) > 40) painted.push([cell.query, cell.key]);
+    }
+    return painted;
+"""
 
 
 @pytest.fixture(params=["live", "report"])
@@ -77,3 +90,17 @@ def test_zoomed_report_tells_its_bins_and_fits_its_scales(page, tmp_path):
     assert page.point(540.5, 541.5).startswith("queries 540 to 544 → keys 540 to 544: largest weight ")
     page.click("[name=reduce][value=mean]")
     assert page.text("legend-title") == "mean weight of each 5 × 5 bin, linear scale"
+
+
+def test_masked_cells_of_a_pinned_head_are_not_painted_in_a_report(page, tmp_path):
+    recording = decoder([f"t{index}" for index in range(LENGTH)], layers=1)
+    report(recording, tmp_path / "report.html")
+    fragment = "#head=decoder.0.1&rows=530-565&keys=525-570&pin=decoder.0.2"
+    page.open((tmp_path / "report.html").as_uri(), fragment)
+    page.until(lambda: page.module_script("return Boolean(state.compare)"))
+    cells = page.module_script("return [...state.compare.cellsOf(state.compare.values)].map(Number.isNaN)")
+    masked = recording.weights(("decoder", 0, 2)).scores[0, 0, 530:565, 525:570] == -torch.inf
+    assert torch.equal(torch.tensor(cells).view(35, 45), masked)
+    painted = page.module_script(DIFFERENCE)
+    assert any(key <= query for query, key in painted)
+    assert [(query, key) for query, key in painted if key > query] == []

@@ -112,7 +112,8 @@ function draw() {
   const ends = { low: mapper.low ?? 0, high: mapper.high ?? 1 };
   drawMap(element("pinned-map"), compare, compare.values, (value) => channels(colorOf(value, ends)), cell, rowsBeside());
   if (!compare.difference || element("difference").hidden) return;
-  const most = Math.max(1e-6, Array.from(compare.difference).reduce((best, value) => Math.max(best, Math.abs(value)), 0));
+  const shown = compare.cellsOf?.(compare.difference) ?? compare.difference; // of the window, if it is short
+  const most = Array.from(shown).reduce((best, value) => Math.max(best, Math.abs(value) || 0), 1e-6);
   const scheme = matchMedia("(prefers-color-scheme: dark)").matches && document.documentElement.style.colorScheme !== "light" ? "dark" : "light";
   const [middle, low, high] = [themeColor("panel"), PINNED_MORE[scheme], SHOWN_MORE[scheme]].map(channels);
   const color = (/** @type {number} */ value) => {

@@ -12,6 +12,7 @@ import { clamp } from "clearhead/format.js";
  * @property {number[]} shape bins down and across
  * @property {string[]} queries tokens of the window, or empty
  * @property {string[]} keys
+ * @property {(bins: ArrayLike<number>) => Float32Array | undefined} [cellsOf] cells of the window, NaN if masked, where bins are larger
  */
 
 const [LEFT, TOP, RIGHT, BOTTOM] = [92, 84, 4, 18];
@@ -55,10 +56,12 @@ export function drawMap(canvas, data, values, color, cell, rows) {
   context.fill();
   context.clip();
   context.imageSmoothingEnabled = false;
-  const [down, across] = data.shape;
-  const [binRows, binKeys] = data.bins;
-  const box = [x(data.key), y(data.row), x(data.key + across * binKeys) - x(data.key), y(data.row + down * binRows) - y(data.row)];
-  context.drawImage(pixels(values, data.shape, color), box[0], box[1], box[2], box[3]);
+  const cells = data.cellsOf?.(values);
+  const [down, across] = cells ? [rowEnd - row, keyEnd - key] : data.shape;
+  const [binRows, binKeys] = cells ? [1, 1] : data.bins;
+  const [left, top] = cells ? [key, row] : [data.key, data.row];
+  const box = [x(left), y(top), x(left + across * binKeys) - x(left), y(top + down * binRows) - y(top)];
+  context.drawImage(pixels(cells ?? values, [down, across], color), box[0], box[1], box[2], box[3]);
   if (cell) {
     context.strokeStyle = themeColor("mark");
     context.lineWidth = 2;

@@ -29,7 +29,7 @@ export function whenReady(start) {
   }, 20);
 }
 
-/** Return whether a source has values of its own: those of the cells of a report are the values of its bins. @param {any} data */
+/** Return whether a source has the shown values. The cells of a report repeat the values of its bins. @param {any} data */
 const isDrawn = (data) => data.image.length > 0 && !data.uncovered?.[0];
 
 /**

@@ -219,6 +219,7 @@ interface ComparePayload {
   bins: number[];
   shape: number[];
   values: ArrayLike<number>;
+  cellsOf?: (bins: ArrayLike<number>) => Float32Array | undefined; // a report: the cells of a short window, NaN if masked
   shown: string; // head from which the pinned one is subtracted
   difference: ArrayLike<number> | null;
   reason: string; // why there is no difference

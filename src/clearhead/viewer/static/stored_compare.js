@@ -4,6 +4,7 @@ import { headId } from "clearhead/format.js";
 import { headOf } from "clearhead/grid.js";
 import { announce, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
 import { optionsFor, stackNamed, storedLayer, textsOf } from "clearhead/stored.js";
+import { visibleCells } from "clearhead/stored_figures.js";
 
 const MAX_COMPARED_TOKENS = 40; // longest side whose tokens are drawn
 
@@ -36,6 +37,7 @@ async function refresh() {
     : isWeighted ? "Value-weighted maps of two heads have different units, so they have no difference." : "";
   state.compare = {
     ...head, shown: shownId, window, row: 0, key: 0, bins: stack.bins, shape: [stored.rows, stored.keys], values,
+    cellsOf: (bins) => visibleCells(stored, stack, window, bins),
     difference: reason ? null : base.map((value, index) => value - values[index]), reason,
     queries: texts("query", window[0], window[1]), keys: texts("key", window[2], window[3]),
   };

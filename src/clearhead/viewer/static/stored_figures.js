@@ -62,27 +62,38 @@ export function drawStoredWindow(stored, stack, [row, rowEnd, key, keyEnd]) {
   fit(entropy, entropy.x_range, row, rowEnd);
 
   const cover = annotation("cover");
-  cover.visible = Boolean(stored.visible) && !stack.cells && Math.max(rowEnd - row, keyEnd - key) <= MAX_UNCOVERED_TOKENS;
-  if (!cover.visible) {
-    if (sources[0].data.image.length) sources[0].data = Object.fromEntries(Object.keys(sources[0].data).map((column) => [column, []]));
-    return;
+  const cells = visibleCells(stored, stack, [row, rowEnd, key, keyEnd], bins);
+  cover.setv({ visible: cells !== undefined, left: key, right: keyEnd, top: row, bottom: rowEnd });
+  if (cells) {
+    const [height, width] = [rowEnd - row, keyEnd - key];
+    const { ndarray } = Bokeh.require("core/util/ndarray");
+    sources[0].data = {
+      image: [ndarray(cells, { dtype: "float32", shape: [height, width] })], scores: [[]], x: [key], y: [row], dw: [width], dh: [height],
+      rows: [1], keys: [1], exact: [true], uncovered: [true],
+    };
+  } else if (sources[0].data.image.length) {
+    sources[0].data = Object.fromEntries(Object.keys(sources[0].data).map((column) => [column, []]));
   }
-  const [height, width] = [rowEnd - row, keyEnd - key];
-  const cells = new Float32Array(height * width).fill(NaN);
-  const visible = /** @type {Int32Array} */ (stored.visible);
-  for (let start = 0; start < visible.length; start += 2 * stack.queries) {
+}
+
+/**
+ * Return the bin values of the cells of a short window, NaN for masked cells. Undefined for other windows, and without bins.
+ * @param {import("clearhead/stored.js").StoredHead} stored
+ * @param {StoredStack} stack
+ * @param {number[]} window
+ * @param {ArrayLike<number>} bins
+ */
+export function visibleCells({ visible, keys }, { queries, cells: isExact, bins: [down, across] }, [row, rowEnd, key, keyEnd], bins) {
+  if (!visible || isExact || Math.max(rowEnd - row, keyEnd - key) > MAX_UNCOVERED_TOKENS) return undefined;
+  const cells = new Float32Array((rowEnd - row) * (keyEnd - key)).fill(NaN);
+  for (let start = 0; start < visible.length; start += 2 * queries) {
     for (let query = row; query < rowEnd; query++) {
-      const end = Math.min(keyEnd, visible[start + stack.queries + query]);
-      const line = Math.floor(query / down) * stored.keys;
-      for (let at = Math.max(key, visible[start + query]); at < end; at++) cells[(query - row) * width + at - key] = bins[line + Math.floor(at / across)];
+      const end = Math.min(keyEnd, visible[start + queries + query]);
+      const [line, shift] = [Math.floor(query / down) * keys, (query - row) * (keyEnd - key) - key];
+      for (let at = Math.max(key, visible[start + query]); at < end; at++) cells[shift + at] = bins[line + Math.floor(at / across)];
     }
   }
-  cover.setv({ left: key, right: keyEnd, top: row, bottom: rowEnd });
-  const { ndarray } = Bokeh.require("core/util/ndarray");
-  sources[0].data = {
-    image: [ndarray(cells, { dtype: "float32", shape: [height, width] })], scores: [[]], x: [key], y: [row], dw: [width], dh: [height],
-    rows: [1], keys: [1], exact: [true], uncovered: [true],
-  };
+  return cells;
 }
 
 /** Return an annotation of the map: the hatch "masked" or the "cover" under the cells of a window. @param {string} wanted */
