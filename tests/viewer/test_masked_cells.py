@@ -14,7 +14,7 @@ WINDOW = slice(530, 565), slice(525, 570)  # whole bins of a report
 MASKS = {
     "causal": Causal(),
     "window": Causal() & Window(20),
-    "padding": Padding([LENGTH - 45]),
+    "padding": Padding([LENGTH - 43]),
     "documents": Documents([LENGTH - 53, 53]),
     "dense": Dense(torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)) < 0.5),
 }
