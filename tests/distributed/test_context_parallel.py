@@ -25,7 +25,7 @@ MASKS = {
     "window": lambda: Window(before=5, after=2),
     "padding": lambda: Padding([30, 37]),
     "left padding": lambda: Padding.left([30, 37]) & Causal(),
-    "documents": lambda: Causal() & Documents([10, 0, 20, 4]),  # the last tokens are outside all documents
+    "documents": lambda: Causal() & Documents([10, 0, 20, 4], strict=False),  # excludes the last tokens
     "prefix": lambda: Window(before=3) | (Causal() & Prefix(4)),
     "dense": lambda: Dense(torch.rand(2, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.4),
     "dense and causal": lambda: Causal() & Dense(torch.arange(LENGTH) % 3 > 0),

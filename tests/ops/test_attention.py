@@ -52,7 +52,7 @@ MASKS = (
     Window(before=2, after=1),
     Padding([5, 0]),
     Padding.left([11, 3]),
-    Documents([3, 0, 5]),
+    Documents([3, 0, 5], strict=False),
     Documents([[2, 9], [7]]),
     Prefix(4),
     Dense(DENSE),

@@ -111,6 +111,7 @@ def test_window_includes_the_position_of_the_query():
         "Padding.left([3, 5])",
         "Documents([3, 5])",
         "Documents([[3, 5], [8, 0]])",
+        "Documents([3, 5], strict=False)",
         "Prefix(4)",
         "Window(before=255) | (Causal() & Prefix(4))",
         "Causal() & Prefix(4) & Window(before=1)",
@@ -215,3 +216,62 @@ def test_masks_reject_invalid_arguments(build, error, message):
     with pytest.raises(error) as caught:
         build()
     assert message in str(caught.value)
+
+
+def attend(queries, keys, mask):
+    x, y = torch.randn(2, 1, queries, 4), torch.randn(2, 1, keys, 4)
+    return attention(x, y, y, mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("queries", "mask", "message"),
+    [
+        (10, Documents([6, 7]), "add up to 13, but there are 10 keys; expected at most 10"),
+        (10, Documents([6, 7], strict=False), "add up to 13, but there are 10 keys; expected at most 10"),
+        (10, Documents([[6, 4], [6, 7]]), "add up to 13, but there are 10 keys; expected at most 10"),
+        (10, Documents([3, 4]), "add up to 7, but there are 10 keys; expected 10, or strict=False if"),
+        (3, Causal() & Documents([3, 4]), "add up to 7, but there are 10 keys; expected 10, or strict=False if"),
+        (10, Documents([3, 4]) | Prefix(1), "add up to 7, but there are 10 keys; expected 10, or strict=False if"),
+    ],
+    ids=repr,
+)
+def test_documents_that_do_not_fit_the_keys_are_refused(queries, mask, message):
+    with pytest.raises(ValueError, match=f"mask does not fit: the lengths of Documents {message}"):
+        attend(queries, 10, mask)
+
+
+@pytest.mark.parametrize(
+    ("queries", "mask"),
+    [
+        (10, Documents([3, 4], strict=False)),
+        (10, Documents([[3, 4], [10, 0]])),
+        (3, Documents([6, 7])),  # a KV cache that grows
+        (1, Documents([[6, 7], [2, 9]])),
+    ],
+    ids=repr,
+)
+def test_documents_of_a_padded_batch_or_a_growing_cache_are_accepted(queries, mask):
+    output = attend(queries, 10, mask)
+    empty = ~mask.dense(queries, 10).any(dim=-1, keepdim=True).expand(*output.shape[:3], 1)
+    assert torch.equal((output == 0).all(dim=-1, keepdim=True), empty)
+
+
+def test_strictness_of_documents_is_kept():
+    x = torch.randn(1, 1, 10, 4)
+    loose, old = Documents([3, 4], strict=False), Documents([3, 7])
+    vars(old).pop("strict")  # as in a pickle of an earlier version
+    for mask in (loose, pickle.loads(pickle.dumps(loose)), pickle.loads(pickle.dumps(old))):
+        assert attention(x, x, x, mask=mask).shape == x.shape
+    assert pickle.loads(pickle.dumps(Documents([3, 4]))).strict
+    with pytest.raises(TypeError, match="Documents: strict is 1; expected True or False"):
+        Documents([3, 4], strict=1)
+
+
+def test_lengths_on_a_gpu_are_not_read():
+    x = torch.randn(1, 1, 10, 4)
+    mask = Documents([3, 4])
+    object.__setattr__(mask, "lengths", mask.lengths.to("meta"))  # reading a value of it would raise
+    assert mask.shape_error(1, 1, 10, 10) is None
+    with FakeTensorMode() as mode:  # a compiled graph does not read them either
+        fake = mode.from_tensor(x)
+        assert build_call(fake, fake, fake, mask=Documents(torch.tensor([3, 4]))).shape == (1, 1, 10, 10)

@@ -224,7 +224,8 @@ def draw_mask(
         shape = (choices.choice((1, batch)), choices.choice((1, heads)), q_len, kv_len)
         return Dense(torch.rand(shape, generator=generator, device=generator.device) < 0.6)
     if name == "documents":
-        return Documents([choices.randint(0, kv_len) for _ in range(choices.randint(1, 5))])
+        ends = sorted(choices.randint(0, kv_len) for _ in range(choices.randint(1, 5)))
+        return Documents([end - start for start, end in zip([0, *ends], ends, strict=False)], strict=False)
     return {
         "causal": lambda: Causal(),
         "window": lambda: Window(choices.randint(0, kv_len), choices.randint(0, 5)),

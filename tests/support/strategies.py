@@ -17,13 +17,15 @@ LENGTHS, DIMS = (1, 5, 7, 11, 17), (3, 13)
 def masks(batch: int, heads: int, q_len: int, kv_len: int, *, depth: int = 2) -> st.SearchStrategy[Mask]:
     """Return a strategy for masks, combined up to `depth` times by `&` and `|`."""
     lengths = st.lists(st.integers(0, kv_len + 2), min_size=batch, max_size=batch)
-    documents = st.lists(st.integers(0, kv_len), min_size=1, max_size=4)
+    documents = st.lists(st.integers(0, kv_len), min_size=1, max_size=4).filter(
+        lambda lengths: q_len < kv_len or sum(lengths) <= kv_len
+    )
     leaves = st.one_of(
         st.just(Causal()),
         st.builds(Window, st.integers(0, kv_len), st.integers(0, 3)),
         st.builds(Padding, lengths),
         st.builds(Padding.left, lengths),
-        st.builds(Documents, documents),
+        st.builds(Documents, documents, strict=st.just(False)),
         st.builds(Documents, st.lists(documents, min_size=batch, max_size=batch)),
         st.builds(Prefix, st.integers(0, kv_len + 1)),
         st.builds(_dense, st.integers(0, 2**31), st.sampled_from([1, batch]), st.sampled_from([1, heads])).map(

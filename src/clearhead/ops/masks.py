@@ -25,9 +25,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from clearhead._utils.checks import check_choice, check_int, describe
+from clearhead._utils.checks import check_bool, check_choice, check_int, describe
 from clearhead._utils.tensor_checks import check_dense_tensor, check_int_tensor, has_readable_values
-from clearhead._utils.torch_internals import version_of
+from clearhead._utils.torch_internals import in_dispatch_mode, version_of
 from clearhead.ops import key_ranges
 from clearhead.ops._mask_algebra import And, LoweredMask, Mask, Or, PrecomputedMask, query_positions
 
@@ -130,22 +130,43 @@ class Documents(Mask):
 
     `lengths` is one list for all sequences, or one list per sequence (a list of lists or a tensor
     `[batch, documents]`). Queries and keys beyond the sum of the lengths do not belong to any document.
+
+    `attention` refuses lengths that do not fit its keys. One list must add up to the number of keys, unless `strict` is
+    False; lists per sequence may add up to less, as in a padded batch. Both may add up to more if there are fewer
+    queries than keys, as with a growing KV cache. Lengths on a GPU or in a compiled graph are not checked.
     """
 
     lengths: Int[Tensor, "*batch documents"]
+    strict: bool = True
 
-    def __init__(self, lengths: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> None:
+    def __init__(self, lengths: Tensor | Sequence[int] | Sequence[Sequence[int]], *, strict: bool = True) -> None:
         object.__setattr__(self, "lengths", _lengths("Documents", lengths, ranks=(1, 2)))
+        object.__setattr__(self, "strict", check_bool("Documents: strict", strict))
 
     @property
     def version(self) -> tuple[int, ...]:
         return _version(self.lengths)
 
     def __repr__(self) -> str:
-        return f"Documents({_show(self.lengths)})"
+        return f"Documents({_show(self.lengths)}{'' if self.strict else ', strict=False'})"
 
     def shape_error(self, batch: int, heads: int, q_len: int, kv_len: int) -> str | None:
-        return _batch_error("Documents", self.lengths.shape[0], batch) if self.lengths.ndim == 2 else None
+        packed = self.lengths.ndim == 1
+        error = None if packed else _batch_error("Documents", self.lengths.shape[0], batch)
+        if error is not None or not has_readable_values(self.lengths):
+            return error
+        if self.lengths.device.type != "cpu" or in_dispatch_mode():  # reading lengths on a GPU synchronizes
+            return None
+        lengths = self.lengths.tolist()
+        total = sum(lengths) if packed else max(map(sum, lengths))  # summing in torch takes twice as long
+        if total > kv_len and q_len >= kv_len:
+            return f"the lengths of Documents add up to {total}, but there are {kv_len} keys; expected at most {kv_len}"
+        if total < kv_len and packed and self.strict:
+            return (
+                f"the lengths of Documents add up to {total}, but there are {kv_len} keys; expected {kv_len}, or"
+                " strict=False if the last keys belong to no document"
+            )
+        return None
 
     def lower(self, positions: Int[Tensor, "batch q_len"], kv_len: int) -> LoweredMask:
         lengths = self.lengths.to(positions.device)
