@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import textwrap
@@ -99,6 +100,16 @@ def test_tests_and_files_named_in_the_docs_exist():
         assert re.search(rf"(def|class) {name}\b", tests), f"there is no test {name}"
     for path in set(re.findall(r"`((?:tests|benchmarks|examples|src)/[\w./-]+)`", text)):
         assert (ROOT / path).exists(), f"there is no file {path}"
+
+
+def test_costs_of_watching_are_those_of_the_stored_run():
+    rows = json.loads((ROOT / "benchmarks/results/watch-cpu.json").read_text(encoding="utf-8"))["rows"]
+    costs = {row["case"]: f"{row['ratio']:.2f} ×" for row in rows}
+    guide = (DOCS / "guides/watching.md").read_text(encoding="utf-8").split("## Cost", 1)[1]
+    assert [cost for cost in costs.values() if cost not in guide] == []
+    assert f"| entropy | {costs['entropy']} |" in guide
+    comparison = (DOCS / "reference/comparison.md").read_text(encoding="utf-8")
+    assert f"Watching takes time: {costs['entropy']} that of the unwatched" in comparison
 
 
 def test_mask_of_the_contributing_guide_works():
