@@ -68,11 +68,15 @@ def test_spans_of_a_recording_are_those_of_the_matrix():
 
 def test_a_span_must_lie_within_the_keys_of_a_stack():
     recording = translation("abcdef", "ghi")
-    summary = corpus_statistics(recording, spans={"a": (2, 6)})
+    summary = corpus_statistics(recording, spans={"*": {"a": (2, 6)}})
     torch.testing.assert_close(summary["decoder", 0].means["mass"][:, 0], mass_of(recording["decoder"], (2, 3)))
     torch.testing.assert_close(summary["cross", 0].means["mass"][:, 0], mass_of(recording["cross"], (2, 6)))
     with pytest.raises(ValueError, match=r"spans\['a'\] is \(2, 7\); expected an end of at most 6"):
-        corpus_statistics(recording, spans={"a": (2, 7)})
+        corpus_statistics(recording, spans={"*": {"a": (2, 7)}})
+    with pytest.raises(ValueError, match=r"spans\['a'\] is \(2, 6\); expected an end of at most 3"):
+        corpus_statistics(recording, spans={"decoder": {"a": (2, 6)}})
+    with pytest.raises(ValueError, match="spans has no stack, but attention runs in 'encoder', 'decoder' and 'cross'"):
+        corpus_statistics(recording, spans={"a": (2, 3)})
 
 
 def mass_of(stack, span):
@@ -82,10 +86,14 @@ def mass_of(stack, span):
 def test_stored_results_of_other_spans_are_not_used(tmp_path):
     translator = Translator.load()
     options = {"results_folder": tmp_path / "parts"}
-    for spans, count in ((None, 1), ({"a": (0, 2)}, 2), ({"a": (0, 3)}, 3), ([(0, 3)], 4), ({"a": (0, 3)}, 4)):
-        summary = corpus_statistics(translator, SENTENCES[:1], spans=spans, **options)
+    choices = (None, {"a": (0, 2)}, {"a": (0, 3)}, [(0, 3)], {"a": (0, 3)})
+    for spans, count in zip(choices, (1, 2, 3, 4, 4), strict=True):
+        given = None if spans is None else {"encoder": spans}
+        summary = corpus_statistics(translator, SENTENCES[:1], spans=given, **options)
         assert len(list((tmp_path / "parts").iterdir())) == count
         assert ("mass" in summary["encoder", 0].means) == (spans is not None)
+        assert "mass" not in summary["decoder", 0].means
+    assert summary.to_dict()["a"].count(None) == 2 * sum(len(layer.sums["entropy"]) for layer in summary) // 3
 
 
 def jobs_of(count):

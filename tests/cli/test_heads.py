@@ -105,6 +105,22 @@ def test_stats_of_spans_average_over_texts_and_recordings(folder, tmp_path):
     assert both["a"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_stats_of_a_model_with_several_stacks_name_the_stack_of_spans():
+    text = "I saw a dog ."
+    heads = json.loads(run("stats", text, "--spans", "encoder:verb=1:2", "--json").stdout)["heads"]
+    assert {
+        value is None for value, stack in zip(heads["verb"], heads["stack"], strict=True) if stack == "encoder"
+    } == {False}
+    assert {value for value, stack in zip(heads["verb"], heads["stack"], strict=True) if stack != "encoder"} == {None}
+    assert "None" not in run("stats", text, "--spans", "encoder:verb=1:2").stdout
+    for spans, message in (
+        (("--spans", "verb=1:2"), "'encoder', 'decoder' and 'cross'; expected the spans of one stack, such as"),
+        (("--spans", "vision:verb=1:2"), "spans has the stack 'vision'; expected a stack that ran: 'encoder',"),
+        (("--spans", "encoder:a=1:2", "--spans", "b=1:2"), "expected a stack in all spans or in none"),
+    ):
+        assert message in run("stats", text, *spans, status=2).stderr
+
+
 def test_names_of_spans_are_printed_as_they_are(folder):
     table = run("stats", "--model", folder, TEXT, "--spans", "[red]a=b\x1b=0:3").stdout
     assert "[red]a=b\\x1b" in table

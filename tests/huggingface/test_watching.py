@@ -92,12 +92,93 @@ def test_keys_that_are_not_yet_in_the_cache_receive_no_attention(form):
 @pytest.mark.parametrize("implementation", ["sdpa", "clearhead"])
 def test_spans_apply_to_stacks_of_different_lengths(implementation):
     model, inputs = make("bart", implementation), inputs_for("bart", "right")
-    with torch.no_grad(), watch(model, spans={"end": (LENGTH - 2, LENGTH)}, peak=True, keep=0) as seen:
+    with torch.no_grad(), watch(model, spans={"*": {"end": (LENGTH - 2, LENGTH)}}, keep=0) as seen:
         model(**inputs)
     shapes = {stack: seen[stack, 0].means["mass"].shape for stack in ("encoder", "decoder", "cross")}
     assert shapes == dict.fromkeys(("encoder", "decoder", "cross"), (4, 1))
     assert (seen["encoder", 0].means["mass"] > 0).all()
     assert (seen["decoder", 0].means["mass"] == 0).all()  # has fewer tokens
+
+
+def vision_language_model():
+    """Return a model of two layers in each of two stacks, and inputs with 16 patches and 8 tokens of text."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision = transformers.CLIPVisionConfig(**sizes, image_size=64, patch_size=16)
+    text = transformers.LlamaConfig(**sizes, vocab_size=100)
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=99)
+    ids = torch.cat([torch.full((1, 16), 99), torch.arange(8)[None]], dim=1)
+    inputs = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 64, 64)}
+    return transformers.LlavaForConditionalGeneration(config).eval(), inputs
+
+
+IMAGE = {"image": (0, 16), "question": (16, 24)}
+
+
+def test_spans_apply_to_one_stack():
+    model, inputs = vision_language_model()
+    with torch.no_grad(), watch(model, spans={"decoder": IMAGE}, entropy=True) as seen:
+        model(**inputs)
+    with torch.no_grad(), watch(model, spans=IMAGE, where="*language_model*") as alone:
+        model(**inputs)
+    assert seen.spans == alone.spans == ("image", "question")
+    assert list(seen[0].means) == ["entropy"]
+    for layer in (2, 3):
+        assert torch.equal(seen[layer].means["mass"], alone[layer].means["mass"])
+    table = seen.summary().to_dict()
+    assert table["image"][:8] == [None] * 8
+    assert table["image"][8:] == alone.summary().to_dict()["image"]
+    with torch.no_grad(), watch(model, spans={"decoder": IMAGE}) as seen:
+        model(**inputs)
+    assert seen[0].means == {}
+    assert set(seen.summary().to_dict()["stack"]) == {"decoder"}
+
+
+def test_spans_of_several_stacks_have_their_own_names():
+    model, inputs = vision_language_model()
+    spans = {"encoder": {"class": (0, 1)}, "decoder": torch.tensor([0] * 16 + [1] * 8)}
+    with torch.no_grad(), watch(model, spans=spans) as seen:
+        model(**inputs)
+    assert seen.spans == ("class", "span_0", "span_1")
+    assert seen["encoder", 0].means["mass"].shape == (4, 1)
+    assert seen["decoder", 0].means["mass"].shape == (4, 2)
+    torch.testing.assert_close(seen["decoder", 0].means["mass"].sum(dim=1), torch.ones(4).double())
+    table = seen.summary().to_dict()
+    assert [value is None for value in table["class"]] == [False] * 8 + [True] * 8
+    assert [value is None for value in table["span_1"]] == [True] * 8 + [False] * 8
+
+
+def test_spans_without_a_stack_are_refused_if_several_run():
+    model, inputs = vision_language_model()
+    message = "spans has no stack, but attention runs in 'encoder' and 'decoder'; expected the spans of one stack"
+    with pytest.raises(ValueError, match=message), torch.no_grad(), watch(model, spans=IMAGE):
+        model(**inputs)
+    with torch.no_grad(), watch(model, spans=IMAGE) as seen:  # without a picture, only one runs
+        model(input_ids=torch.arange(24)[None])
+    assert seen[0].means["mass"].shape == (4, 2)
+    bart = make("bart", "sdpa")
+    message = r"attention runs in 'encoder', 'decoder' and 'cross'; .* such as spans=\{'decoder': \{…\}\}"
+    with pytest.raises(ValueError, match=message), torch.no_grad(), watch(bart, spans={"end": (2, 3)}):
+        bart(**inputs_for("bart"))
+    with torch.no_grad(), watch(bart, spans={"end": (2, 3)}, layers=[0, 1]) as seen:
+        bart(**inputs_for("bart"))
+    assert {seen.address(watched)[0] for watched in seen.values()} == {"encoder"}
+    message = "spans has the stack 'text'; expected a stack that ran: 'encoder', 'decoder'"
+    with pytest.raises(ValueError, match=message), torch.no_grad(), watch(model, spans={"text": IMAGE}):
+        model(**inputs)
+
+
+def test_summary_numbers_modules_as_seen_does():
+    model, inputs = vision_language_model()
+    with torch.no_grad(), watch(model, where="*language_model*", entropy=True) as seen:
+        model(**inputs)
+    summary = seen.summary()
+    table = summary.to_dict()
+    assert list(zip(table["stack"], table["layer"], table["module"], strict=True))[::4] == [
+        ("decoder", 0, 2), ("decoder", 1, 3),
+    ]  # fmt: skip
+    assert seen[2] is seen["decoder", 0]
+    assert repr(summary).startswith("AttentionSummary(decoder 2 layers (modules 2 to 3), entropy of 24 queries")
+    assert "<th>1 (module 3)</th>" in summary._repr_html_()
 
 
 def test_rejects_wrong_spans():
@@ -130,7 +211,7 @@ def test_to_dict_has_one_row_per_head():
     with torch.no_grad(), watch(model, entropy=True, distance=True, keep=0) as seen:
         model(**inputs_for("bart", "right"))
     table = seen.summary().to_dict()
-    assert list(table) == ["stack", "layer", "head", "queries", "entropy", "distance"]
+    assert list(table) == ["stack", "layer", "module", "head", "queries", "entropy", "distance"]
     assert len(table["head"]) == 3 * 2 * 4
     assert sorted(set(table["stack"])) == ["cross", "decoder", "encoder"]
     row = [index for index, stack in enumerate(table["stack"]) if stack == "cross"][-1]

@@ -12,11 +12,10 @@ from clearhead.analysis.conllu import Sentence
 from clearhead.analysis.relations import relation_scores
 from clearhead.analysis.resumable import Job, ProgressCallback, run_jobs
 from clearhead.analysis.roles import Roles, head_roles, roles_from_sums
-from clearhead.analysis.spans import SpansOfCalls
+from clearhead.analysis.spans import SpansOfStacks, StackSpansLike
 from clearhead.analysis.statistics import sum_statistics
 from clearhead.analysis.summary import AttentionSummary, summarize
 from clearhead.distributed.process_group import ProcessGroup
-from clearhead.ops.spans import Spans, SpansLike
 from clearhead.recording.protocol import RecordableModel, RecordsRepeatedTokens
 from clearhead.recording.recording import Recording
 
@@ -27,7 +26,7 @@ REPEATED_RECORDINGS, REPEATED_TOKENS = 4, 64  # number of repeated random sequen
 class SummarizesWhileRunning(Protocol):
     """Optional capability of a model: computing statistics while it runs, without a recording."""
 
-    def summarize(self, text: str, *, spans: SpansLike | None = None) -> AttentionSummary:
+    def summarize(self, text: str, *, spans: StackSpansLike | None = None) -> AttentionSummary:
         """Run the model on a text and return entropy, distance and largest weight of every head.
 
         Args:
@@ -41,7 +40,7 @@ def corpus_statistics(
     model: RecordableModel | Recording,
     texts: Sequence[str] = (),
     *,
-    spans: SpansLike | None = None,
+    spans: StackSpansLike | None = None,
     process_group: ProcessGroup | None = None,
     results_folder: Path | None = None,
     progress: ProgressCallback | None = None,
@@ -58,21 +57,19 @@ def corpus_statistics(
     """
     if isinstance(model, Recording):
         return summarize(model, spans=spans)
-    key, names = _cache_key(model), ()
-    if spans is not None:
-        checked = Spans.checked(spans)
-        segments = None if checked.segments is None else checked.segments.tolist()
-        key, names = f"{key} {(checked.names, checked.pairs, segments)!r}", SpansOfCalls(spans).names
+    chosen = None if spans is None else SpansOfStacks(spans)
+    key = _cache_key(model) if chosen is None else f"{_cache_key(model)} {chosen!r}"
 
     def job(text: str) -> Job:
         return Job(f"stats {key} {text}", lambda: _summarize_text(model, text, spans).to_sums(model.name))
 
     jobs = [job(text) for text in texts]
     total = run_jobs(jobs, process_group=process_group, results_folder=results_folder, progress=progress)
+    names = {} if chosen is None else {stack: chosen.names_of(stack) for stack in total.heads}
     return AttentionSummary.from_sums(total, spans=names)
 
 
-def _summarize_text(model: RecordableModel, text: str, spans: SpansLike | None) -> AttentionSummary:
+def _summarize_text(model: RecordableModel, text: str, spans: StackSpansLike | None) -> AttentionSummary:
     if isinstance(model, SummarizesWhileRunning):
         return model.summarize(text) if spans is None else model.summarize(text, spans=spans)
     return summarize(model.record(text), spans=spans)

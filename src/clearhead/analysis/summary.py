@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +12,14 @@ from torch import Tensor
 
 from clearhead._utils.extras import missing_packages
 from clearhead.analysis.accumulate import HeadSums
-from clearhead.analysis.spans import SpansOfCalls
-from clearhead.ops.spans import SpansLike
+from clearhead.analysis.spans import SpansOfStacks, StackSpansLike
 from clearhead.ops.statistics import AttentionStatistics
 from clearhead.recording.recording import Recording
 from clearhead.weights import notebook
 from clearhead.weights.statistics import observe_with_entropy
 
 AVERAGED = ("entropy", "distance", "largest", "mass")  # statistics with a mean per head
-COLUMNS = ("stack", "layer", "head", "queries", "entropy", "distance", "largest", "peak")  # without those of spans
+COLUMNS = ("stack", "layer", "module", "head", "queries", "entropy", "distance", "largest", "peak")  # except spans
 
 
 @dataclass(eq=False)
@@ -32,12 +31,16 @@ class LayerSummary:
         maxima: maxima per head over queries, by statistic: "peak", the largest score.
         query_count: number of queries in the sums.
         heads: indices of the heads in the model; None for all heads.
+        spans: names of the spans of keys, in the order of "mass".
+        module: index of the attention module among all of a watched model, as in `seen[3]`; None if unknown.
     """
 
     sums: dict[str, Float[Tensor, "heads ..."]] = field(default_factory=dict)
     maxima: dict[str, Float[Tensor, " heads"]] = field(default_factory=dict)
     query_count: Tensor | int = 0  # a tensor after the first call: int() would synchronize the device in every layer
     heads: Sequence[int] | None = None
+    spans: Sequence[str] = ()
+    module: int | None = None
 
     @property
     def queries(self) -> int:
@@ -78,16 +81,12 @@ class LayerSummary:
             before = self.maxima.get("peak")
             self.maxima["peak"] = largest if before is None else torch.maximum(before, largest)
 
-    def columns(self, spans: Sequence[str] = ()) -> dict[str, list[float]]:
-        """Return the means and maxima as lists with one entry per head.
-
-        Args:
-            spans: names of the spans. The mean attention on each is one list.
-        """
+    def columns(self) -> dict[str, list[float]]:
+        """Return the means and maxima as lists with one entry per head. The mean attention on each span is one list."""
         columns: dict[str, list[float]] = {}
         for name, mean in self.means.items():
             if name == "mass":
-                columns |= dict(zip(spans, mean.mT.tolist(), strict=True))
+                columns |= dict(zip(self.spans, mean.mT.tolist(), strict=True))
             else:
                 columns[name] = mean.tolist()
         return columns | {name: largest.tolist() for name, largest in self.maxima.items()}
@@ -100,18 +99,29 @@ class AttentionSummary:
 
     Attributes:
         layers: summaries by (stack, layer).
-        spans: names of the spans of keys, in the order of "mass".
     """
 
-    def __init__(self, addresses: Iterable[tuple[str, int]] = (), *, spans: Sequence[str] = ()) -> None:
-        for index, name in enumerate(spans):
-            if name in COLUMNS or name in spans[:index]:
-                raise ValueError(
-                    f"spans has the name {name!r}, which is another column of the table; expected distinct names"
-                    f" other than {', '.join(COLUMNS)}"
-                )
-        self.layers = {address: LayerSummary() for address in addresses}
-        self.spans = tuple(spans)
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, int]] = (),
+        *,
+        spans: Sequence[str] | Mapping[str, Sequence[str]] = (),
+    ) -> None:
+        """Build a summary of layers without calls.
+
+        Args:
+            addresses: the layers, as (stack, layer).
+            spans: names of the spans of keys, for all stacks or by stack.
+        """
+        by_stack = spans if isinstance(spans, Mapping) else {stack: spans for stack, _ in addresses}
+        for names in by_stack.values():
+            check_span_names(names)
+        self.layers = {(stack, index): LayerSummary(spans=tuple(by_stack.get(stack, ()))) for stack, index in addresses}
+
+    @property
+    def spans(self) -> tuple[str, ...]:
+        """Names of the spans of keys. Those of one stack are in the order of "mass"."""
+        return tuple(dict.fromkeys(name for layer in self for name in layer.spans))
 
     @property
     def stacks(self) -> list[str]:
@@ -137,17 +147,20 @@ class AttentionSummary:
         for stack in self.stacks:
             layers = [self.layers[stack, index] for index in self._layers_of(stack)]
             names = ", ".join([*layers[0].sums, *layers[0].maxima]) or "no means"
-            parts.append(f"{stack} {len(layers)} layers, {names} of {layers[0].queries} queries")
+            modules = [layer.module for layer in layers if layer.module is not None]
+            numbers = f" (modules {_as_ranges(modules)})" if modules else ""
+            parts.append(f"{stack} {len(layers)} layers{numbers}, {names} of {layers[0].queries} queries")
         return f"AttentionSummary({'; '.join(parts)})"
 
     def _repr_html_(self) -> str | None:
         if missing_packages("view"):  # notebooks then show repr()
             return None
-        means: dict[str, dict[int, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
+        means: dict[str, dict[str, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
         heads: dict[str, Sequence[int] | None] = {}
         for (stack, index), layer in self.layers.items():
-            columns = layer.columns(self.spans)
-            means[stack][index] = {name: values for name, values in columns.items() if name not in layer.maxima}
+            columns = layer.columns()
+            row = f"{index}" if layer.module is None else f"{index} (module {layer.module})"
+            means[stack][row] = {name: values for name, values in columns.items() if name not in layer.maxima}
             heads[stack] = layer.heads  # the same choice in all layers
         return notebook.means_html(repr(self), means, heads)
 
@@ -171,12 +184,12 @@ class AttentionSummary:
         return HeadSums(model, heads, sums)
 
     @classmethod
-    def from_sums(cls, total: HeadSums, *, spans: Sequence[str] = ()) -> AttentionSummary:
+    def from_sums(cls, total: HeadSums, *, spans: Sequence[str] | Mapping[str, Sequence[str]] = ()) -> AttentionSummary:
         """Return the summary of the texts in `total`.
 
         Args:
             total: sums over texts, from `to_sums`.
-            spans: names of the spans of keys.
+            spans: names of the spans of keys, for all stacks or by stack.
         """
         addresses = [(stack, index) for stack, layers in total.heads.items() for index in range(len(layers))]
         summary = cls(addresses, spans=spans)
@@ -189,16 +202,21 @@ class AttentionSummary:
     def to_dict(self) -> dict[str, list]:
         """Return a table with one row per head, as columns: stack, layer, head, queries and the mean statistics.
 
-        The mean attention on each span is a column of its name, and `peak` is the largest score over all queries.
+        The mean attention on each span is a column of its name, and `peak` is the largest score over all queries. A
+        value is None if a stack has no such span. The summary of a watched model also has a column `module`: `seen[3]`
+        is module 3.
         """
-        rows = []
+        rows: list[dict[str, Any]] = []
         for (stack, index), layer in self.layers.items():
-            columns = layer.columns(self.spans)
+            columns = layer.columns()
             count = len(next(iter(columns.values()), []))
             for row, head in enumerate(range(count) if layer.heads is None else layer.heads):
                 values = {name: column[row] for name, column in columns.items()}
-                rows.append({"stack": stack, "layer": index, "head": head, "queries": layer.queries, **values})
-        return {name: [row.get(name) for row in rows] for name in (rows[0] if rows else {})}
+                module = {} if layer.module is None else {"module": layer.module}
+                address = {"stack": stack, "layer": index, **module, "head": head}
+                rows.append({**address, "queries": layer.queries, **values})
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
 
     def to_pandas(self) -> Any:
         """Return the table of `to_dict` as a pandas data frame. Requires pandas."""
@@ -220,21 +238,37 @@ def _as_ranges(indices: Sequence[int]) -> str:
     return ", ".join(map(str, ordered))
 
 
-def summarize(recording: Recording, *, spans: SpansLike | None = None) -> AttentionSummary:
+def check_span_names(names: Sequence[str]) -> None:
+    """Raise if a name is used twice or is that of another column of the table."""
+    for index, name in enumerate(names):
+        if name in COLUMNS or name in names[:index]:
+            raise ValueError(
+                f"spans has the name {name!r}, which is another column of the table; expected distinct names"
+                f" other than {', '.join(COLUMNS)}"
+            )
+
+
+def summarize(recording: Recording, *, spans: StackSpansLike | None = None) -> AttentionSummary:
     """Return entropy, distance and largest weight of every head, over all queries of a recording.
 
     Args:
         recording: the recording.
-        spans: spans of keys, whose mean attention is also returned, as in `AttentionWeights.mass`. They apply to the
-            keys of each stack. A span must lie within the keys of at least one stack.
+        spans: spans of keys, whose mean attention is also returned, as in `AttentionWeights.mass`. If the recording
+            has several stacks, a dict of spans by stack, such as `{"decoder": {"image": (0, 16)}}`; "*" is any stack.
     """
-    chosen = None if spans is None else SpansOfCalls(spans)
-    summary = AttentionSummary(spans=() if chosen is None else chosen.names)
+    chosen = None if spans is None else SpansOfStacks(spans)
+    for group in () if chosen is None else chosen.groups:
+        check_span_names(group.names)
+    summary = AttentionSummary()
     for name, stack in recording.stacks.items():
+        group, names = None, ()
+        if chosen is not None:
+            chosen.enter(name, recording.stacks)
+            group, names = chosen.of_stack(name), chosen.names_of(name)
         valid = torch.ones(1, len(stack.queries), dtype=torch.bool)
         for index, weights in enumerate(stack.layers):
-            layer = summary.layers.setdefault((name, index), LayerSummary())
-            call_spans: Any = None if chosen is None else chosen.of_call(weights.shape[3])
+            layer = summary.layers[name, index] = LayerSummary(spans=names)
+            call_spans: Any = None if group is None else group.of_call(weights.shape[3])
             observed = observe_with_entropy(weights, distance=True, top=1, spans=call_spans)
             layer.add(observed, valid.to(weights.device))
     if chosen is not None:

@@ -32,9 +32,9 @@ def stats(
     spans: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=START:END",
+            metavar="[STACK:]NAME=START:END",
             help="Also show each head's mean attention on tokens START to END − 1, counted from 0 with special tokens,"
-            " such as system=0:40. Repeatable.",
+            " such as system=0:40. A model with several stacks needs one: decoder:image=0:16. Repeatable.",
         ),
     ] = None,
 ) -> None:

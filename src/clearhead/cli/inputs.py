@@ -238,14 +238,18 @@ def chosen_layers(layers: str | None, source: RecordableModel | Recording) -> Co
     return parse_indices("--layers", layers, count, f", but the layers are 0 to {count - 1}")
 
 
-def parse_spans(spans: list[str] | None) -> dict[str, tuple[int, int]] | None:
-    """Return spans of tokens by name, from options such as "system=0:40"; None without options."""
+def parse_spans(
+    spans: list[str] | None,
+) -> dict[str, tuple[int, int]] | dict[str, dict[str, tuple[int, int]]] | None:
+    """Return spans of tokens by name, from options such as "system=0:40", or by stack; None without options."""
     from clearhead.analysis.summary import COLUMNS
 
-    chosen: dict[str, tuple[int, int]] = {}
+    by_stack: dict[str, dict[str, tuple[int, int]]] = {}  # "" for spans without a stack
     for given in spans or ():
         printed = shortened(given)
         name, equals, bounds = given.rpartition("=")
+        stack, _, name = name.rpartition(":")
+        chosen = by_stack.setdefault(stack, {})
         start, colon, end = bounds.partition(":")
         if not (name.strip() and equals and colon and _is_position(start) and _is_position(end)):
             raise ValueError(f"--spans is {printed}; expected name=start:end with token indices, such as system=0:40")
@@ -255,7 +259,9 @@ def parse_spans(spans: list[str] | None) -> dict[str, tuple[int, int]] | None:
             taken = "is given twice" if name in chosen else "is another column of the table"
             raise ValueError(f"--spans is {printed}, whose name {taken}; expected distinct names")
         chosen[name] = (int(start), int(end))
-    return chosen or None
+        if len(by_stack) > 1 and "" in by_stack:
+            raise ValueError(f"--spans is {printed}; expected a stack in all spans or in none, such as decoder:a=0:3")
+    return by_stack.get("", by_stack) or None
 
 
 def _is_position(text: str) -> bool:

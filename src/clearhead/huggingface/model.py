@@ -19,6 +19,7 @@ from clearhead._utils.checks import check_int
 from clearhead._utils.evaluating import evaluating
 from clearhead._utils.extras import needs_extra
 from clearhead._utils.progress import StageProgress
+from clearhead.analysis.spans import StackSpansLike
 from clearhead.analysis.summary import AttentionSummary, LayerSummary
 from clearhead.huggingface._language_heads import check_head, class_with_head, has_head, missing_head, task_of
 from clearhead.huggingface._loading import loading_files
@@ -31,7 +32,6 @@ from clearhead.huggingface._model_inputs import (
 )
 from clearhead.huggingface._predictions import FinalStates
 from clearhead.huggingface.modules import attention_modules, hooked
-from clearhead.ops.spans import SpansLike
 from clearhead.recording.example_texts import EXAMPLE_PASSAGES
 from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens, TopTokens
 from clearhead.recording.output_projection import OutputProjection
@@ -170,7 +170,7 @@ class HuggingFaceModel:
         inputs = prepare_repeated_inputs(self, check_int("length", length, least=2), seed)
         return self._record(inputs, values=False, predict=False)
 
-    def summarize(self, text: str, *, spans: SpansLike | None = None) -> AttentionSummary:
+    def summarize(self, text: str, *, spans: StackSpansLike | None = None) -> AttentionSummary:
         """Run the model on a text and return statistics of every head, without a recording.
 
         Args:
@@ -186,11 +186,13 @@ class HuggingFaceModel:
     def _summary_by_layer(self, seen: Seen) -> AttentionSummary:
         """Return the statistics of one forward pass by layer. Layers may share a module, which then runs for each."""
         modules = attention_modules(self.model)
-        summary = AttentionSummary([(attention.stack, attention.layer) for attention in modules], spans=seen.spans)
+        summary = AttentionSummary([(attention.stack, attention.layer) for attention in modules])
         for attention in modules:
             for index, call in enumerate(seen[attention.name].calls if attention.name in seen else ()):
                 address = (attention.stack, attention.layer + (index if attention.shared else 0))
-                summary.layers.setdefault(address, LayerSummary()).add(call, call.valid)
+                layer = summary.layers.setdefault(address, LayerSummary())
+                layer.spans = seen[attention.name].summary.spans
+                layer.add(call, call.valid)
         return summary
 
     def _run(self, inputs: ModelInputs, base: nn.Module | None = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from clearhead._utils.checks import describe
 from clearhead._utils.extras import missing_packages
 from clearhead._utils.text import count_noun
-from clearhead.analysis.summary import AttentionSummary, LayerSummary
+from clearhead.analysis.spans import SpansOfStacks
+from clearhead.analysis.summary import AttentionSummary, LayerSummary, check_span_names
 from clearhead.ops.statistics import AttentionStatistics
 from clearhead.watching.joining import join
 from clearhead.watching.model_adapters import Address
@@ -97,7 +98,7 @@ class Watched:
     ) -> None:
         self.name, self.layer, self.module, self.crosses = name, layer, module, crosses
         self.calls: deque[WatchedCall] = deque(maxlen=keep)
-        self.summary = LayerSummary()
+        self.summary = LayerSummary(module=layer)
 
     @property
     def weights(self) -> AttentionWeights:
@@ -165,11 +166,14 @@ class Seen(Mapping[str, Watched]):
 
     Attributes:
         model: name of the model's class.
-        spans: names of the spans of keys, in the order of "mass".
+        spans: names of the spans of keys. Those of one stack are in the order of "mass".
     """
 
-    def __init__(self, model: str, addresses: Mapping[str, Address], spans: Sequence[str] = ()) -> None:
-        self.model, self.spans = model, AttentionSummary(spans=spans).spans  # refuses the names of other columns
+    def __init__(self, model: str, addresses: Mapping[str, Address], spans: SpansOfStacks | None = None) -> None:
+        groups = [] if spans is None else [group.names for group in spans.groups]
+        for names in groups:
+            check_span_names(names)
+        self.model, self.spans = model, tuple(dict.fromkeys(name for names in groups for name in names))
         self._addresses = addresses
         self._modules: dict[str, Watched] = {}
         self._ran: dict[str, int] = {}  # index of each attention module that ran, also of those left out
@@ -182,6 +186,11 @@ class Seen(Mapping[str, Watched]):
     def ran(self) -> Sequence[str]:
         """Names of all attention modules that ran, in order of first execution, also of those left out."""
         return list(self._ran)
+
+    @property
+    def known(self) -> Iterable[str]:
+        """Names of the modules whose stacks are known from the library of the model."""
+        return self._addresses
 
     def is_known(self, watched: Watched) -> bool:
         """Return whether the stack of a module is known from the library of the model."""
@@ -234,9 +243,16 @@ class Seen(Mapping[str, Watched]):
         """
         return self._address_of(watched.name)
 
+    def stack_of(self, name: str) -> str:
+        """Return the stack of a module; see `address`."""
+        return self._addresses[name][0] if name in self._addresses else _stack_of(name)
+
     def summary(self) -> AttentionSummary:
-        """Return means and maxima of all heads, which can be shown as a table."""
-        summary = AttentionSummary(spans=self.spans)
+        """Return means and maxima of all heads, which can be shown as a table.
+
+        Layers are numbered in their stack. The column "module" is the index in `seen[3]`, over all stacks.
+        """
+        summary = AttentionSummary()
         for watched in self._modules.values():
             summary.layers[self.address(watched)] = watched.summary
         return summary
@@ -269,8 +285,7 @@ class Seen(Mapping[str, Watched]):
 
     def __repr__(self) -> str:
         calls = sum(len(watched.calls) for watched in self._modules.values())
-        # every module has the same statistics
-        statistics = [name for watched in [*self.values()][:1] for name in (*watched.means, *watched.maxima)]
+        statistics = dict.fromkeys(name for each in self.values() for name in (*each.summary.sums, *each.maxima))
         names = f"; {', '.join(statistics)}" if statistics else ""
         modules = count_noun(len(self), "attention module")
         return f"Seen({self.model}: {modules}, {count_noun(calls, 'call')}{names})"

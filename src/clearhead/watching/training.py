@@ -15,7 +15,7 @@ from clearhead.watching._head_totals import HeadTotals, mean_over_heads, over_ra
 from clearhead.watching._unwrap import unwrap
 from clearhead.watching.watcher import Where, watch
 
-SINK = {"sink": (0, 1)}  # the first key
+SINK = {"*": {"sink": (0, 1)}}  # the first key, in every stack
 
 
 class ScalarWriter(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Unpack
 
@@ -14,7 +14,8 @@ from torch import nn
 
 from clearhead._utils.checks import check_int, describe
 from clearhead._utils.text import count_noun, format_bytes
-from clearhead.analysis.spans import SpansOfCalls
+from clearhead.analysis.spans import SpansOfStacks
+from clearhead.ops.spans import SpansLike
 from clearhead.ops.statistics import StatisticsOptions, StatisticsRequest
 from clearhead.watching import running
 from clearhead.watching.model_adapters import attends_across
@@ -31,6 +32,12 @@ Where = str | Callable[[str], bool]
 Each = Callable[[str, AttentionWeights], Any]
 
 
+class WatchedStatistics(StatisticsOptions, total=False):
+    """Arguments of `AttentionWeights.observe`. Spans may be given by stack."""
+
+    spans: SpansLike | Mapping[str, SpansLike] | None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
 @contextmanager
 def watch(
     model: Any,
@@ -43,7 +50,7 @@ def watch(
     values: bool = False,
     each: Each | None = None,
     max_bytes: int | None = MAX_BYTES,
-    **statistics: Unpack[StatisticsOptions],
+    **statistics: Unpack[WatchedStatistics],
 ) -> Iterator[Seen]:
     """Observe the attention of a model while it runs.
 
@@ -82,10 +89,12 @@ def watch(
             not kept. What it returns is `calls[i].result`.
         max_bytes: upper bound of the memory of everything that is kept; None for no bound.
         statistics: arguments of `AttentionWeights.observe`: entropy, received, distance, peak, spans, top, pool,
-            reduce.
+            reduce. If attention runs in several stacks, `spans` is a dict by stack, such as
+            `{"decoder": {"image": (41, 617)}}`; "*" is any stack. Other stacks have no mass.
 
     Raises:
-        ValueError: if the model ran and no attention was observed, or if what is kept exceeds `max_bytes`.
+        ValueError: if the model ran and no attention was observed, if what is kept exceeds `max_bytes`, or if `spans`
+            has no stack and several ran.
     """
     watcher = _Watcher(model, where, layers, heads, queries, keep, values, each, max_bytes, statistics)
     with watcher.attached(), running.observing(watcher):
@@ -107,17 +116,18 @@ class _Watcher(ModelObserver):
         values: bool,
         each: Each | None,
         max_bytes: int | None,
-        statistics: StatisticsOptions,
+        statistics: WatchedStatistics,
     ) -> None:
         super().__init__(model)
         unknown = [name for name in statistics if name not in STATISTICS_OPTIONS]
         if unknown:
             raise TypeError(f"watch: {unknown[0]} is not a statistic; expected {', '.join(STATISTICS_OPTIONS)}")
-        request = StatisticsRequest.checked(**statistics)
-        self.reduces = any(request.requests(name) for name in RESULTS)
         given_spans = statistics.pop("spans", None)
-        self.spans = None if given_spans is None else SpansOfCalls(given_spans)
-        self.statistics = statistics
+        self.spans = None if given_spans is None else SpansOfStacks(given_spans)
+        self.statistics: StatisticsOptions = statistics  # pyright: ignore[reportAttributeAccessIssue]
+        request = StatisticsRequest.checked(**self.statistics)
+        self.reduces_all = any(request.requests(name) for name in RESULTS)  # also stacks without spans
+        self.reduces = self.reduces_all or self.spans is not None
         self.given_where, self.where = where, name_predicate(where, self)
         self.layers, self.heads, self.queries = _layer_choice(layers), heads, _check_queries(queries)
         self.keep = None if keep is None else check_int("keep", keep, least=0)
@@ -126,7 +136,7 @@ class _Watcher(ModelObserver):
         self.values, self.each = values, each
         self.max_bytes = None if max_bytes is None else check_int("max_bytes", max_bytes, most=None)
         addresses = {} if self.adapter is None else self.adapter.addresses()
-        self.seen = Seen(type(self.model).__name__, addresses, () if self.spans is None else self.spans.names)
+        self.seen = Seen(type(self.model).__name__, addresses, self.spans)
         self.missed: dict[str, str] = {}  # reasons why calls were not observed, by module
         self.bytes = 0
         self._lock = threading.Lock()  # several threads may run one model
@@ -143,7 +153,12 @@ class _Watcher(ModelObserver):
         with self._lock:
             if name not in self.seen:
                 crosses = attends_across(self.model, name, module)
-                self.seen.add(Watched(name, layer, module, self.keep, crosses=crosses))
+                watched = Watched(name, layer, module, self.keep, crosses=crosses)
+                if self.spans is not None:
+                    stack = self.seen.stack_of(name)
+                    self.spans.enter(stack, map(self.seen.stack_of, filter(self.where, self.seen.known)))
+                    watched.summary.spans = self.spans.names_of(stack)
+                self.seen.add(watched)
         watched = self.seen[name]
         with torch.no_grad():
             call = self._call(name, module, observed)
@@ -167,9 +182,10 @@ class _Watcher(ModelObserver):
         if valid is None:
             valid = weights.shape[0] * weights.shape[2]
         result = None if self.each is None else self.each(name, weights)
-        if not self.reduces:
+        group = None if self.spans is None else self.spans.of_stack(self.seen.stack_of(name))
+        if group is None and not self.reduces_all:
             return WatchedCall(valid=valid, result=result)
-        spans: Any = None if self.spans is None else self.spans.of_call(weights.shape[3])
+        spans: Any = None if group is None else group.of_call(weights.shape[3])
         options: StatisticsOptions = {**self.statistics, "spans": spans}
         return WatchedCall(None, weights.observe(**options), valid, result)
 

@@ -76,7 +76,7 @@ def weights_html(weights: LazyMatrix) -> str | None:
 
 def means_html(
     label: str,
-    means: Mapping[str, Mapping[int, Mapping[str, list[float]]]],
+    means: Mapping[str, Mapping[str, Mapping[str, list[float]]]],
     heads: Mapping[str, Sequence[int] | None],
 ) -> str:
     """Render means as one table of shades per statistic, layers × heads.
@@ -117,7 +117,7 @@ def heatmaps_html(
     return "".join(parts)
 
 
-def _shades(rows: dict[int, list[float]], heads: Sequence[int] | None, title: str) -> str:
+def _shades(rows: dict[str, list[float]], heads: Sequence[int] | None, title: str) -> str:
     """Render a table of shades, layers × heads, from the smallest value to the largest, with the numbers folded."""
     across = max(map(len, rows.values()))
     values = np.array([[*row, *[np.nan] * (across - len(row))] for row in rows.values()])
@@ -130,7 +130,7 @@ def _shades(rows: dict[int, list[float]], heads: Sequence[int] | None, title: st
     )
     head = "".join(f"<th>{index}</th>" for index in heads or range(across))
     body = "".join(
-        f"<tr><th>{index}</th>{''.join(f'<td>{value:.3f}</td>' for value in row)}</tr>" for index, row in rows.items()
+        f"<tr><th>{layer}</th>{''.join(f'<td>{value:.3f}</td>' for value in row)}</tr>" for layer, row in rows.items()
     )
     table = f"<details><summary>in numbers</summary><table><tr><th></th>{head}</tr>{body}</table></details>"
     return _figure(picture, f"{title}: {f'{low:.3g} to {high:.3g}' if known.size else 'no queries'}", table)
