@@ -79,6 +79,14 @@ def test_a_span_must_lie_within_the_keys_of_a_stack():
         corpus_statistics(recording, spans={"a": (2, 3)})
 
 
+def test_a_recording_with_nan_names_the_layer():
+    recording = decoder("abc")
+    recording["decoder"].layers[1].lse[:] = torch.nan
+    with pytest.warns(UserWarning, match="^layer 1 of 'decoder': the statistics of call 0 are NaN, so") as warned:
+        summarize(recording).to_dict()
+    assert len(warned) == 1
+
+
 def mass_of(stack, span):
     return stack.layers[0].mass([span])[0, :, :, 0].double().mean(dim=-1)
 

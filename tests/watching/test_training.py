@@ -147,7 +147,7 @@ def test_padding_is_excluded(tmp_path):
 def test_numbers_that_are_not_finite_are_null(tmp_path):
     model, scalars = Model(), ScalarList()
     log = AttentionLog(model, tmp_path / "log.jsonl", tensorboard=scalars)
-    with log.step(0):
+    with pytest.warns(UserWarning, match="^blocks.0: the statistics of call 0 are NaN"), log.step(0):
         model(torch.full((1, 3, HEADS * WIDTH), math.nan))
     text = (tmp_path / "log.jsonl").read_text()
     assert "NaN" not in text

@@ -177,6 +177,34 @@ def test_memory_bound_has_an_estimate():
     assert len(seen[0].calls) == 1
 
 
+@pytest.mark.parametrize(("keep", "where"), [(None, " in sequence 1"), (2, " in sequence 1"), (1, ""), (0, "")])
+def test_first_read_of_nan_names_the_module_and_the_call(keep, where):
+    model, x = model_and_input()
+    with watch(model, entropy=True, distance=True, keep=keep) as seen:
+        model(x)
+        calls = seen[0].summary.call_count
+        x[1, 3] = torch.nan
+        model(x)
+    assert calls == 2
+    message = (
+        rf"^layers.1: the statistics of call {calls} are NaN{where}, so means and maxima over all calls are NaN too"
+    )
+    with pytest.warns(UserWarning, match=message) as warned:
+        assert seen[1].means["entropy"].isnan().all()
+        assert seen[0].means["distance"].isnan().all()
+        seen.summary().to_dict()
+        seen.summary().to_sums()
+    assert len(warned) == 1
+
+
+def test_statistics_without_nan_do_not_warn():
+    model, x = model_and_input()
+    with watch(model, entropy=True) as seen:
+        model(x)
+    assert seen[0].means["entropy"].isfinite().all()
+    assert seen[0].summary.calls_before_nan == seen[0].summary.call_count
+
+
 @pytest.mark.parametrize("length", [1, 7, 611])
 def test_maximum_of_scores_with_nan_is_nan(length):
     class Layer(nn.Module):
@@ -188,7 +216,8 @@ def test_maximum_of_scores_with_nan_is_nan(length):
     for mask in (None, torch.rand(length, 13) > 0.2):
         with torch.no_grad(), watch(layer, peak=True, entropy=True) as seen:
             layer(query, key, mask)
-        assert seen[0].maxima["peak"].isnan().tolist() == [False, True]
+        with pytest.warns(UserWarning, match=r"^Layer: the statistics of call 0 are NaN in sequence 0, so means"):
+            assert seen[0].maxima["peak"].isnan().tolist() == [False, True]
         assert seen[0].means["entropy"].isnan().tolist() == [False, True]
         assert seen[0].queries == length
 

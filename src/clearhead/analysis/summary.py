@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,9 @@ class LayerSummary:
         heads: indices of the heads in the model; None for all heads.
         spans: names of the spans of keys, in the order of "mass".
         module: index of the attention module among all of a watched model, as in `seen[3]`; None if unknown.
+        name: name of the module, for the warning of NaN.
+        kept: the last calls, if they are kept.
+        warned: names of the modules whose NaN a warning has named. The layers of a model share the list.
     """
 
     sums: dict[str, Float[Tensor, "heads ..."]] = field(default_factory=dict)
@@ -41,6 +45,11 @@ class LayerSummary:
     heads: Sequence[int] | None = None
     spans: Sequence[str] = ()
     module: int | None = None
+    name: str = ""
+    kept: Sequence[AttentionStatistics] = ()
+    warned: list[str] = field(default_factory=list)
+    call_count: int = 0
+    calls_before_nan: Tensor | int = 0  # a tensor after the first call, like query_count
 
     @property
     def queries(self) -> int:
@@ -53,6 +62,7 @@ class LayerSummary:
 
         They are "entropy", "distance", "largest" (weight of the top key) and "mass", `[heads, spans]`.
         """
+        self.warn_of_nan()
         queries = self.queries
         return {name: total / queries if queries else total * torch.nan for name, total in self.sums.items()}
 
@@ -80,6 +90,26 @@ class LayerSummary:
             largest = peak.amax(dim=(0, 2))
             before = self.maxima.get("peak")
             self.maxima["peak"] = largest if before is None else torch.maximum(before, largest)
+        self.call_count += 1
+        total = next(iter((self.sums | self.maxima).values()), None)
+        if total is not None:  # NaN stays in a sum and in a maximum
+            self.calls_before_nan = self.calls_before_nan + ~total.isnan().any()
+
+    def warn_of_nan(self) -> None:
+        """Warn of NaN in the statistics, once for all layers of a model. Name the module and its first such call."""
+        totals = (*self.sums.values(), *self.maxima.values())
+        if self.warned or not any(bool(total.isnan().any()) for total in totals):
+            return
+        self.warned.append(self.name)
+        call = int(self.calls_before_nan)
+        position = call - self.call_count + len(self.kept)
+        sequences = _sequences_with_nan(self.kept[position]) if 0 <= position < len(self.kept) else []
+        where = f" in sequence {', '.join(map(str, sequences))}" if sequences else ""
+        warnings.warn(
+            f"{self.name}: the statistics of call {call} are NaN{where}, so means and maxima over all calls are NaN too"
+            " (indices count from 0)",
+            stacklevel=4,
+        )
 
     def columns(self) -> dict[str, list[float]]:
         """Return the means and maxima as lists with one entry per head. The mean attention on each span is one list."""
@@ -155,6 +185,7 @@ class AttentionSummary:
     def _repr_html_(self) -> str | None:
         if missing_packages("view"):  # notebooks then show repr()
             return None
+        self._share_warning()
         means: dict[str, dict[str, dict[str, list[float]]]] = {stack: {} for stack in self.stacks}
         heads: dict[str, Sequence[int] | None] = {}
         for (stack, index), layer in self.layers.items():
@@ -175,9 +206,11 @@ class AttentionSummary:
             chosen = any(self.layers[stack, index].heads is not None for index in indices)
             if chosen or sorted(indices) != list(range(len(indices))):
                 raise ValueError(f"summary has some layers or heads of {stack!r}; expected all of them for to_sums()")
+        self._share_warning()
         heads: dict[str, list[int]] = {}
         sums: dict[str, Tensor] = {}
         for (stack, index), layer in self.layers.items():
+            layer.warn_of_nan()
             heads.setdefault(stack, []).append(max((len(values) for values in layer.sums.values()), default=0))
             sums[f"{stack}.{index}.queries"] = torch.as_tensor(layer.query_count).cpu().double()
             sums |= {f"{stack}.{index}.{name}": values.cpu() for name, values in layer.sums.items()}
@@ -206,6 +239,7 @@ class AttentionSummary:
         value is None if a stack has no such span. The summary of a watched model also has a column `module`: `seen[3]`
         is module 3.
         """
+        self._share_warning()
         rows: list[dict[str, Any]] = []
         for (stack, index), layer in self.layers.items():
             columns = layer.columns()
@@ -226,8 +260,19 @@ class AttentionSummary:
             raise ImportError("to_pandas requires pandas; to_dict returns the same table without it") from error
         return pandas.DataFrame(self.to_dict())
 
+    def _share_warning(self) -> None:
+        """Let the layers share one warning of NaN."""
+        for (stack, index), layer in self.layers.items():
+            layer.name = layer.name or f"layer {index} of {stack!r}"
+            layer.warned = next(iter(self)).warned
+
     def _layers_of(self, stack: str) -> list[int]:
         return [index for name, index in self.layers if name == stack]
+
+
+def _sequences_with_nan(call: AttentionStatistics) -> list[int]:
+    tensors = [result for result in call.results().values() if isinstance(result, Tensor)]
+    return sorted({index for each in tensors for index in each.flatten(1).isnan().any(dim=1).nonzero()[:, 0].tolist()})
 
 
 def _as_ranges(indices: Sequence[int]) -> str:

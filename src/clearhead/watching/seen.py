@@ -98,7 +98,8 @@ class Watched:
     ) -> None:
         self.name, self.layer, self.module, self.crosses = name, layer, module, crosses
         self.calls: deque[WatchedCall] = deque(maxlen=keep)
-        self.summary = LayerSummary(module=layer)
+        kind = type(module).__name__
+        self.summary = LayerSummary(module=layer, name=name or kind, kept=self.calls)  # pyright: ignore[reportArgumentType]
 
     @property
     def weights(self) -> AttentionWeights:
@@ -136,6 +137,7 @@ class Watched:
     @property
     def maxima(self) -> dict[str, Float[Tensor, " heads"]]:
         """Maxima per head over the queries of all calls, padding excluded: peak."""
+        self.summary.warn_of_nan()
         return self.summary.maxima
 
     @property
@@ -176,6 +178,7 @@ class Seen(Mapping[str, Watched]):
         self.model, self.spans = model, tuple(dict.fromkeys(name for names in groups for name in names))
         self._addresses = addresses
         self._modules: dict[str, Watched] = {}
+        self._warned: list[str] = []
         self._ran: dict[str, int] = {}  # index of each attention module that ran, also of those left out
 
     def index_of(self, name: str) -> int:
@@ -216,7 +219,8 @@ class Seen(Mapping[str, Watched]):
                 )
 
     def add(self, watched: Watched) -> None:
-        """Add a module after its first call."""
+        """Add a module after its first call. The modules share one warning of NaN."""
+        watched.summary.warned = self._warned
         self._modules[watched.name] = watched
 
     def __getitem__(self, key: str | int | Address) -> Watched:
@@ -285,7 +289,8 @@ class Seen(Mapping[str, Watched]):
 
     def __repr__(self) -> str:
         calls = sum(len(watched.calls) for watched in self._modules.values())
-        statistics = dict.fromkeys(name for each in self.values() for name in (*each.summary.sums, *each.maxima))
+        summaries = [watched.summary for watched in self.values()]
+        statistics = dict.fromkeys(name for summary in summaries for name in summary.sums | summary.maxima)
         names = f"; {', '.join(statistics)}" if statistics else ""
         modules = count_noun(len(self), "attention module")
         return f"Seen({self.model}: {modules}, {count_noun(calls, 'call')}{names})"

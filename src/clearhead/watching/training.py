@@ -125,6 +125,7 @@ class AttentionLog:
             except ValueError as error:
                 self._error = self._error or error  # `write` raises it on all ranks
         for name, watched in seen.items():
+            watched.summary.warn_of_nan()
             totals = HeadTotals.of(watched.summary)
             self._totals[name] = self._totals[name].merged(totals) if name in self._totals else totals
 
