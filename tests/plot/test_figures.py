@@ -44,6 +44,18 @@ def test_plot_head_can_be_saved_in_every_format(tmp_path, kind):
     assert (tmp_path / f"head.{kind}").stat().st_size > 3000
 
 
+def test_plot_head_takes_a_recording_and_an_address():
+    recording = decoder("abcdef")
+    axes = plot_head(recording, ("decoder", 1, 2))
+    np.testing.assert_allclose(drawn(axes), recording["decoder"].layers[1].dense()[0, 2], atol=1e-6)
+    assert [label.get_text() for label in axes.get_xticklabels()] == list("abcdef")
+    assert len(plot_head(recording, ("decoder", 1, 2), list("uvwxyz")).get_xticklabels()) == 6
+    with pytest.raises(ValueError, match=r"head is \('decoder', 2, 0\); expected a stack, layer and head of the recor"):
+        plot_head(recording, ("decoder", 2, 0))
+    with pytest.raises(TypeError, match=r"head is \('decoder', 1, 2\); expected an index, because weights is not a re"):
+        plot_head(recording["decoder"].layers[1], ("decoder", 1, 2))
+
+
 def test_masked_cells_differ_from_cells_with_small_weights():
     stack = decoder("abcd")["decoder"]
     axes = plot_head(stack.layers[0], 0)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from clearhead._utils.checks import describe
 from clearhead._utils.color_scales import weight_floor
 from clearhead._utils.text import short_token
 from clearhead.ops.statistics import Reduce
 from clearhead.plot._fonts import drawable
 from clearhead.plot._pyplot import load_pyplot
-from clearhead.recording import Recording, Stack, Tokens
+from clearhead.plot.pictures import head_of
+from clearhead.recording import Address, Recording, Stack, Tokens
 from clearhead.recording.row_labels import LABEL_COLUMNS, axis_title, row_label
 from clearhead.weights.matrix import AttentionWeights
 
@@ -30,8 +32,8 @@ MASKED_COLOR = "#e9ebf0"  # cells with a weight of 0
 
 
 def plot_head(
-    weights: AttentionWeights,
-    head: int,
+    weights: AttentionWeights | Recording,
+    head: int | Address,
     tokens: HeadTokens | None = None,
     ax: Axes | None = None,
     *,
@@ -43,18 +45,24 @@ def plot_head(
 
         stack = recording["decoder"]
         plot_head(stack.layers[3], 5, stack).figure.savefig("head.pdf")
+        plot_head(recording, ("decoder", 3, 5)).figure.savefig("head.pdf")
 
     Args:
-        weights: attention weights of a layer; the first text of the batch is drawn.
-        head: index of the head.
-        tokens: the stack of the layer, whose rows are labeled with the token that they read and the token that they
-            write, as in the viewer; tokens along both axes; or (queries, keys). Axes with more than 60 tokens show
-            indices instead.
+        weights: attention weights of a layer; the first text of the batch is drawn. Or a recording.
+        head: index of the head; for a recording its stack, layer and index, as `recording.heads()` yields them.
+        tokens: the stack of the layer (default for a recording), whose rows are labeled with the token that they read
+            and the token that they write, as in the viewer; tokens along both axes; or (queries, keys). Axes with more
+            than 60 tokens show indices instead.
         ax: axes to draw on (default: a new figure with a color bar).
         reduce: pooling of matrices with more than 512 rows or columns. "max" keeps thin lines visible.
         log: logarithmic color scale from a tenth of a uniform weight to 1. If False, linear from 0 to the maximum.
         cmap: name of a matplotlib colormap.
     """
+    if isinstance(weights, Recording):
+        stack, weights = head_of(weights, head)
+        head, tokens = 0, tokens or stack
+    elif isinstance(head, tuple):
+        raise TypeError(f"head is {describe(head)}; expected an index, because weights is not a recording")
     _, _, q_len, kv_len = weights.shape
     down, across = min(MAX_FIGURE_BINS, q_len), min(MAX_FIGURE_BINS, kv_len)
     values = weights.part(batch=0, heads=head).pool(down, across, reduce=reduce)[0, 0].cpu().numpy()

@@ -13,6 +13,7 @@ from clearhead.plot._fonts import drawable
 from clearhead.plot._pyplot import load_pyplot
 from clearhead.recording import Address, Frames, Patches, Recording, Stack, Tokens
 from clearhead.recording.row_labels import row_label
+from clearhead.weights.matrix import AttentionWeights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,8 +116,8 @@ def plot_sound(
     return figure
 
 
-def _row(recording: Recording, head: Address, query: int | str | None) -> tuple[Stack, Float[np.ndarray, " keys"]]:
-    """Return the stack of a head, and the weights of one query or of their mean."""
+def head_of(recording: Recording, head: object) -> tuple[Stack, AttentionWeights]:
+    """Return the stack of a head and its weights, [1, 1, q_len, kv_len]."""
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {describe(recording)}; expected a Recording")
     if not isinstance(head, tuple) or head not in set(recording.heads()):
@@ -124,7 +125,12 @@ def _row(recording: Recording, head: Address, query: int | str | None) -> tuple[
         raise ValueError(
             f"head is {describe(head)}; expected a stack, layer and head of the recording, such as {first}"
         )
-    stack, weights = recording[head[0]], recording.weights(head)
+    return recording[head[0]], recording.weights(head)
+
+
+def _row(recording: Recording, head: Address, query: int | str | None) -> tuple[Stack, Float[np.ndarray, " keys"]]:
+    """Return the stack of a head, and the weights of one query or of their mean."""
+    stack, weights = head_of(recording, head)
     if query == MEAN:
         return stack, (weights.received()[0, 0] / len(stack.queries)).float().cpu().numpy()
     return stack, weights[0, 0, _position(stack.queries, query)].float().cpu().numpy()
