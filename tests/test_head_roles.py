@@ -45,6 +45,18 @@ def test_models_names_and_transformers_models_have_the_same_roles(folder):
     assert head_roles(model).heads == corpus_roles(model, EXAMPLE_PASSAGES).heads
 
 
+def test_text_in_place_of_the_tokenizer_is_refused(folder):
+    with pytest.raises(TypeError, match=r"tokenizer is 'my text', but the model has its own; .* passed as texts="):
+        head_roles(folder, "my text")
+    with pytest.raises(TypeError, match="tokenizer is 'my text', but the model has its own"):
+        head_roles(record(folder, TEXT), "my text")
+    model = load(folder)
+    with pytest.raises(TypeError, match="tokenizer is 'my text'; expected a tokenizer of transformers"):
+        head_roles(model.model, "my text")
+    with pytest.raises(TypeError, match="but the model has its own; expected None"):
+        record(model, TEXT, tokenizer=model.tokenizer)
+
+
 def test_recordings_sentences_and_layers(folder):
     made = record(folder, TEXT)
     assert head_roles(made).heads == roles_of_recordings([made]).heads

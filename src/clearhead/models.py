@@ -232,7 +232,7 @@ def head_roles(
     Args:
         model: a model from `load`, a name that `load` accepts, a transformers model (pass its `tokenizer` too), or a
             recording or the result of `watch`, whose text is then used.
-        tokenizer: tokenizer of a transformers model.
+        tokenizer: tokenizer of a transformers model. Other models have their own.
         texts: a text or a list of texts (default: two passages of English prose).
         sentences: sentences with dependency trees from `clearhead.analysis.read_conllu`, for syntactic relations.
         layers: return only the heads of these layers (default: all layers).
@@ -254,6 +254,7 @@ def head_roles(
         _refuse_load_options(model, device, dtype, download)
         source = _with_tokenizer(model, tokenizer)
     else:
+        _refuse_tokenizer(tokenizer)
         source = load_source(model, device=device, dtype=dtype, download=download, head=effects)
     given = _checked_texts(texts, source)
     group = process_group or ProcessGroup()
@@ -310,6 +311,14 @@ def _refuse_load_options(
             )
 
 
+def _refuse_tokenizer(tokenizer: object) -> None:
+    if tokenizer is not None:
+        raise TypeError(
+            f"tokenizer is {describe(tokenizer)}, but the model has its own; expected None. A text for head_roles is"
+            " passed as texts="
+        )
+
+
 def _with_tokenizer(model: RecordableModel | nn.Module, tokenizer: Any, *, required: bool = True) -> RecordableModel:
     if isinstance(model, nn.Module):
         if tokenizer is None and required:
@@ -317,6 +326,7 @@ def _with_tokenizer(model: RecordableModel | nn.Module, tokenizer: Any, *, requi
         from clearhead.huggingface.model import HuggingFaceModel
 
         return HuggingFaceModel.from_module(model, tokenizer)
+    _refuse_tokenizer(tokenizer)
     if not callable(getattr(model, "record", None)):
         raise TypeError(f"model is {model!r}; expected a model from load(), or a transformers model with its tokenizer")
     return model
