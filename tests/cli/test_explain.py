@@ -73,8 +73,8 @@ class TestExplain:
         assert result.stderr == f"wrote {path}\n"
         assert path.read_text().startswith("<!doctype html>")
         assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
-        run_cli("explain", "song", "--output", str(path))
-        assert path.read_text().startswith("List new ideas for a song\n")
+        run_cli("explain", "song", "--output", str(tmp_path / "page"))
+        assert (tmp_path / "page").read_text().startswith("List new ideas for a song\n")
 
     def test_toml_output_can_be_read_again(self, tmp_path):
         path = tmp_path / "mine.toml"

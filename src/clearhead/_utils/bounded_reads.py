@@ -8,8 +8,8 @@ import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BufferedIOBase
 from pathlib import Path
+from typing import BinaryIO
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,13 @@ BEAM_LIMIT = Limit("CLEARHEAD_MAX_BEAMS", 1024, "beams")  # memory grows with be
 
 def read_text(path: Path) -> str:
     """Return the contents of a text file in UTF-8."""
-    max_bytes = TEXT_LIMIT.value * 2**20
     with path.open("rb") as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise TEXT_LIMIT.exceeded(f"{path} is too large")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error.reason})") from None
+        return _text(str(path), file)
+
+
+def stdin_text() -> str:
+    """Return the contents of standard input."""
+    return _text("standard input", _stdin())
 
 
 def numbered_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
@@ -66,12 +64,27 @@ def numbered_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
 def stdin_lines() -> list[str]:
     """Return the lines of standard input."""
+    return [line for _, line in _lines("standard input", _stdin())]
+
+
+def _stdin() -> BinaryIO:
     if sys.stdin is None:
         raise ValueError("standard input is closed; expected text, such as from a pipe")
-    return [line for _, line in _lines("standard input", sys.stdin.buffer)]  # pyright: ignore[reportArgumentType]
+    return sys.stdin.buffer
 
 
-def _lines(name: str, file: BufferedIOBase) -> Iterator[tuple[int, str]]:
+def _text(name: str, file: BinaryIO) -> str:
+    max_bytes = TEXT_LIMIT.value * 2**20
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise TEXT_LIMIT.exceeded(f"{name} is too large")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: not UTF-8 text ({error.reason})") from None
+
+
+def _lines(name: str, file: BinaryIO | gzip.GzipFile) -> Iterator[tuple[int, str]]:
     max_line_bytes, remaining_bytes, line_number = LINE_LIMIT.value * 2**10, TEXT_LIMIT.value * 2**20, 0
     try:
         while raw := file.readline(max_line_bytes + 1):

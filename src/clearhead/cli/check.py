@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from clearhead._utils.consoles import console_for_output
-from clearhead.cli.options import DigitsOption, ExampleArgument
+from clearhead.cli.options import DigitsOption, ExampleArgument, format_of
 from clearhead.cli.output import write
 from clearhead.cli.texts import DraftOption, read_example
 
@@ -29,8 +29,8 @@ def check(
         Format | None,
         typer.Option(
             "--format",
-            help="Output format (default: text); html is an annotated page, markdown a list of errata, toml the"
-            " corrected example.",
+            help="Output format (default: by the suffix of --output, or else text); html is an annotated page, markdown"
+            " a list of errata, toml the corrected example.",
             show_default=False,
         ),
     ] = None,
@@ -46,9 +46,9 @@ def check(
     from clearhead.explain import check
     from clearhead.explain.render import DEFAULT_DIGITS, print_audit, render_audit
 
-    style = output_format or (Format.json if as_json else Format.text)
-    if as_json and style is not Format.json:
-        raise ValueError(f"--json cannot be combined with --format {style.value}")
+    if as_json and output_format not in (None, Format.json):
+        raise ValueError(f"--json cannot be combined with --format {output_format}")
+    style = format_of(output, Format.json if as_json else output_format, Format.text)
     if style is Format.toml and digits is not None:
         raise ValueError("--digits cannot be combined with --format toml, which keeps the digits of the text")
     if output is not None and os.path.exists(example) and os.path.exists(output) and os.path.samefile(example, output):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from clearhead.cli.errors import print_stderr
-from clearhead.cli.options import ExampleArgument
+from clearhead.cli.options import ExampleArgument, format_of
 from clearhead.cli.output import progress_bar, write
 from clearhead.cli.texts import read_example
-
-Format = TypeVar("Format", bound=StrEnum)
 
 
 class SheetFormat(StrEnum):
@@ -29,21 +27,6 @@ class MarksFormat(StrEnum):
     markdown = "markdown"
     html = "html"
     csv = "csv"
-
-
-_SHEET_SUFFIXES = {
-    ".html": SheetFormat.html,
-    ".md": SheetFormat.markdown,
-    ".tex": SheetFormat.latex,
-    ".toml": SheetFormat.toml,
-}
-_MARKS_SUFFIXES = {
-    ".txt": MarksFormat.text,
-    ".json": MarksFormat.json,
-    ".md": MarksFormat.markdown,
-    ".html": MarksFormat.html,
-    ".csv": MarksFormat.csv,
-}
 
 
 def exercise(
@@ -72,7 +55,7 @@ def exercise(
     """
     from clearhead.explain.exercises import exercise, render_sheet
 
-    style = output_format or _format_of(output, _SHEET_SUFFIXES) or SheetFormat.markdown
+    style = format_of(output, output_format, SheetFormat.markdown)
     sheet = exercise(read_example(example), blank, seed=seed, digits=digits, points=_read_points(points))
     write(render_sheet(sheet, style.value, self_check=self_check), output)
 
@@ -98,7 +81,7 @@ def mark(
     """
     from clearhead.explain.exercises import mark, mark_folder, render_marks
 
-    style = output_format or _format_of(output, _MARKS_SUFFIXES) or MarksFormat.text
+    style = format_of(output, output_format, MarksFormat.text)
     if not answers.is_dir():
         marks = mark(answers, exercise)
         write(render_marks(marks, style.value), output)
@@ -109,15 +92,6 @@ def mark(
     for entry in group.unreadable:
         print_stderr(f"clearhead: {entry.file}: {entry.reason}")
     raise typer.Exit(2 if group.unreadable else 0 if group.complete else 1)
-
-
-def _format_of(output: Path | None, suffixes: dict[str, Format]) -> Format | None:
-    """Return the format for the suffix of a file, or None for standard output."""
-    if output is None:
-        return None
-    if output.suffix.lower() not in suffixes:
-        raise ValueError(f"--output is {output}; expected a name that ends in {', '.join(suffixes)}, or --format")
-    return suffixes[output.suffix.lower()]
 
 
 def _read_points(text: str | None) -> dict[str, float]:

@@ -18,6 +18,7 @@ from clearhead.cli.options import (
     Dtype,
     DtypeOption,
     ImageOption,
+    format_of,
 )
 from clearhead.cli.output import check_binary_output, write, write_binary
 from clearhead.cli.texts import read_example
@@ -48,15 +49,20 @@ class Format(StrEnum):
 def explain(
     example: Annotated[
         str | None,
-        typer.Argument(metavar="NAME|FILE|TEXT", help=f"{EXAMPLE_HELP} With --model: a text or a recording."),
+        typer.Argument(
+            metavar="NAME|FILE|TEXT",
+            help=f'{EXAMPLE_HELP} With --model: a text ("-" reads standard input) or a recording.',
+        ),
     ] = None,
     output_format: Annotated[
-        Format,
+        Format | None,
         typer.Option(
             "--format",
-            help="Output format. toml is the example itself, as a file to edit; xlsx a workbook with formulas.",
+            help="Output format (default: by the suffix of --output, or else text). toml is the example itself, as a"
+            " file to edit; xlsx a workbook with formulas.",
+            show_default=False,
         ),
-    ] = Format.text,
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
     digits: DigitsOption = None,
     step: Annotated[list[str] | None, typer.Option(help="Show only this step, such as scores. Repeatable.")] = None,
@@ -91,6 +97,7 @@ def explain(
 
         print_examples(console_for_output())
         return
+    output_format = format_of(output, output_format, Format.text)
     if output_format is Format.xlsx:
         check_binary_output(output)  # first, because a model may take minutes
     if model is not None or is_recording(example):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead._utils.checks import check_suffix
 from clearhead._utils.consoles import console_for_output
 from clearhead._utils.files import resolve_target
 from clearhead._utils.text import json_text, visible_text
@@ -43,8 +44,7 @@ def stats(
     Under torchrun, the texts are split across ranks.
     """
     with process_group_for(options.device) as process_group:
-        if options.output is not None:
-            resolve_target(options.output)
+        _check_output(options)
         named_spans = parse_spans(spans)
         source, texts = _load(options)
         from clearhead.analysis.corpus import corpus_statistics
@@ -93,8 +93,7 @@ def roles(
     Under torchrun, the texts are split across ranks.
     """
     with process_group_for(options.device) as process_group:
-        if options.output is not None:
-            resolve_target(options.output)
+        _check_output(options)
         from clearhead.analysis.conllu import read_conllu
 
         sentences = [sentence for path in treebank or () for sentence in read_conllu(path)]
@@ -122,6 +121,13 @@ def roles(
                 write(result.to_json() + "\n", options.output)
             else:
                 print_roles(console_for_output(), result)
+
+
+def _check_output(options: AnalysisOptions) -> None:
+    """Raise now, before a model runs, if the output cannot be written as JSON."""
+    if options.output is not None:
+        check_suffix("--output", options.output, ".json")
+        resolve_target(options.output)
 
 
 def _load(options: AnalysisOptions, *, head: bool = False) -> tuple[RecordableModel | Recording, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead._utils.bounded_reads import read_text
+from clearhead._utils.bounded_reads import read_text, stdin_text
 from clearhead._utils.parsing import parse_indices, shortened
 from clearhead._utils.progress import StageProgress
 from clearhead.cli.errors import print_stderr
@@ -27,16 +28,15 @@ RECORDING_SUFFIX = ".safetensors"  # copied from clearhead.models, which imports
 TIMM_PREFIX = "timm:"
 BUNDLED = "en-ja"
 GGUF_SUFFIX = ".gguf"
+STDIN = "-"  # in place of a text or of the name of a text file
 HUB_ID = re.compile(r"[\w-]+/[\w.-]*[\d-][\w.-]*")  # owner/name with a digit or a hyphen, unlike "and/or"
 FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # package.module:function
 
 
 def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
     """Return TEXT and the contents of the files (default: the built-in example passages)."""
-    if text is not None:
-        _check_text(text)
-    texts = {} if text is None else {"TEXT": text}
-    named = [*texts.items(), *((str(path), read_text(path)) for path in files or ())]
+    named = [] if text is None else [_read(Path(STDIN)) if text == STDIN else ("TEXT", _checked_text(text))]
+    named += [_read(path) for path in files or ()]
     for name, content in named:
         if not content.strip():
             raise ValueError(f"{name} is empty; expected a text")
@@ -47,18 +47,28 @@ def texts_to_read(text: str | None, files: list[Path] | None) -> list[str]:
     return list(EXAMPLE_PASSAGES)
 
 
-def _check_text(text: str) -> None:
-    """Raise if a text is the name of a model or of a file, and warn if it looks like the hub id of a model."""
+def _read(path: Path) -> tuple[str, str]:
+    """Return the name and the contents of a text file, or of standard input."""
+    if str(path) != STDIN:
+        return str(path), read_text(path)
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # torchrun: each process would read a part
+        raise ValueError("standard input cannot be read by several processes; expected TEXT or --file FILE")
+    return "standard input", stdin_text()
+
+
+def _checked_text(text: str) -> str:
+    """Return a text. Raise if it is the name of a model or of a file, and warn if it looks like a hub id."""
     try:
         is_file, is_model = Path(text).is_file(), (Path(text) / "config.json").is_file()
     except (OSError, ValueError):  # too long for a file name, or with a null byte
-        return
+        return text
     if is_model or text == BUNDLED or text.endswith(GGUF_SUFFIX):
         raise ValueError(f"TEXT is {text!r}, which is a model; expected --model {text}")
     if is_file:
         raise ValueError(f"TEXT is {text!r}, which is a file; expected --file {text}")
     if HUB_ID.fullmatch(text):
         print_stderr(f"reading {text!r} as a text; if it is a model, write --model {text}")
+    return text
 
 
 def load_model(

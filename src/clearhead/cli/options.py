@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -22,7 +22,8 @@ class Dtype(StrEnum):
 
 
 FilesOption = Annotated[
-    list[Path] | None, typer.Option("--file", help="Text file to run the model on, as one text. Repeatable.")
+    list[Path] | None,
+    typer.Option("--file", help='Text file to run the model on, as one text; "-" is standard input. Repeatable.'),
 ]
 DeviceOption = Annotated[
     str | None, typer.Option(help="Device to run on, such as cpu or cuda (default: a GPU if there is one).")
@@ -43,6 +44,44 @@ DigitsOption = Annotated[
     int | None, typer.Option(help="Digits after the decimal point (default: 3; in JSON: all).", min=0, max=15)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+SUFFIXES = {
+    ".txt": "text",
+    ".json": "json",
+    ".html": "html",
+    ".md": "markdown",
+    ".tex": "latex",
+    ".csv": "csv",
+    ".toml": "toml",
+    ".xlsx": "xlsx",
+}  # of output files, with their formats
+_OTHER_SUFFIXES = (".pdf", ".docx", ".png", ".svg", ".safetensors")  # of formats that no option names
+Format = TypeVar("Format", bound=StrEnum)
+
+
+def format_of(output: Path | None, given: Format | None, default: Format) -> Format:
+    """Return the format of an output file: that of --format, or else that of the file's suffix.
+
+    Raises:
+        ValueError: if the suffix is that of another format.
+    """
+    formats = {suffix: each for suffix, name in SUFFIXES.items() for each in type(default) if each == name}
+    suffix = "" if output is None else output.suffix.lower()
+    if given is None and suffix and suffix not in formats:
+        raise ValueError(f"--output is {output}; expected a name that ends in {', '.join(formats)}, or --format")
+    if given is None:
+        return formats.get(suffix, default)
+    if formats.get(suffix) is not given and suffix in (*SUFFIXES, *_OTHER_SUFFIXES):
+        [expected] = (suffix for suffix, each in formats.items() if each is given)
+        raise ValueError(
+            f"--output is {output}, but the format is {given.value}; expected a name that ends in {expected}"
+        )
+    return given
+
+
+def check_text_output(output: Path | None) -> None:
+    """Raise if plain text would be written to a file whose suffix is that of another format."""
+    if output is not None and output.suffix.lower() in {*SUFFIXES, *_OTHER_SUFFIXES} - {".txt", ".md"}:
+        raise ValueError(f"--output is {output}; expected the name of a text file, such as {output.stem}.txt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +92,8 @@ class AnalysisOptions:
         str | None,
         typer.Argument(
             metavar="TEXT|RECORDING",
-            help="Text to run the model on (default: built-in English passages), or a .safetensors file from `record`.",
+            help='Text to run the model on (default: built-in English passages; "-" reads standard input), or a'
+            " .safetensors file from `record`.",
         ),
     ] = None
     file: FilesOption = None

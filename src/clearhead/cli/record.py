@@ -33,9 +33,13 @@ class Engine(StrEnum):
 def record(
     output: Annotated[Path, typer.Option(help="The .safetensors file to write.")],
     text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="Text to run the model on (default: a built-in sentence).")
+        str | None,
+        typer.Argument(
+            metavar="TEXT",
+            help='Text to run the model on (default: a built-in sentence; "-" reads standard input).',
+        ),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="Text file to run the model on.")] = None,
+    file: Annotated[Path | None, typer.Option(help='Text file to run the model on; "-" is standard input.')] = None,
     model: Annotated[
         str, typer.Option("--model", help="Model, as in `stats`; en-ja is the bundled translator.")
     ] = BUNDLED,

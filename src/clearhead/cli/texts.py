@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead._utils.checks import check_suffix
 from clearhead._utils.files import write_text
 from clearhead._utils.text import printable
 from clearhead.cli.errors import print_stderr
@@ -31,6 +32,8 @@ def read_example(example: str, draft_path: Path | None = None) -> Example:
     from clearhead.explain import BUILT_IN, load, load_draft
     from clearhead.explain.toml_format import TEXT_SUFFIXES
 
+    if draft_path is not None:
+        check_suffix("--draft", draft_path, ".toml")
     path = Path(example)
     if example in BUILT_IN or path.suffix.lower() not in TEXT_SUFFIXES:
         if draft_path is not None:

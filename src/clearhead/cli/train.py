@@ -16,8 +16,8 @@ from clearhead._utils.bounded_reads import numbered_lines, stdin_lines
 from clearhead._utils.consoles import PlainConsole, console_for_output
 from clearhead._utils.text import printable
 from clearhead.cli.errors import print_stderr
-from clearhead.cli.inputs import usable_device
-from clearhead.cli.options import DeviceOption, Dtype, DtypeOption
+from clearhead.cli.inputs import STDIN, usable_device
+from clearhead.cli.options import DeviceOption, Dtype, DtypeOption, check_text_output
 from clearhead.cli.output import progress_bar, write
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def train(
 
 
 def translate(
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="Sentence to translate.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help='Sentence to translate; "-" reads lines of standard input.')
+    ] = None,
     file: Annotated[
         list[Path] | None,
         typer.Option("--file", help='File to translate line by line; "-" is standard input. Repeatable.'),
@@ -123,6 +125,9 @@ def translate(
         raise ValueError("TEXT and --file are both given; expected one of them")
     if show and output is not None:
         raise ValueError("--output cannot be combined with --show, which prints to the terminal")
+    check_text_output(output)
+    if text == STDIN:
+        text, file = None, [Path(STDIN)]
     lines = [text] if text is not None else [line for path in file or () for line in _read_lines(path)]
     translator = Translator.load(model, device=usable_device(device))
     translations = []
@@ -222,7 +227,7 @@ def _signal_as_exit_code() -> Iterator[None]:
 
 def _read_lines(file: Path) -> list[str]:
     """Return the lines of a text file, or of standard input for "-"."""
-    if str(file) != "-":
+    if str(file) != STDIN:
         return [line for _, line in numbered_lines(file)]
     return stdin_lines()
 

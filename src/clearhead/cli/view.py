@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead._utils.bounded_reads import read_text
+from clearhead._utils.checks import HTML_SUFFIXES, check_suffix
 from clearhead._utils.files import resolve_target
 from clearhead._utils.text import printable
 from clearhead.cli.inputs import (
     BUNDLED,
-    RECORDING_SUFFIX,
     InputOptions,
     check_no_media,
     check_recording_alone,
@@ -52,7 +52,8 @@ def view(
         str | None,
         typer.Argument(
             metavar="TEXT|RECORDING",
-            help="Text to run the model on (default: a built-in sentence), or a .safetensors file from `record`.",
+            help='Text to run the model on (default: a built-in sentence; "-" reads standard input), or a .safetensors'
+            " file from `record`.",
         ),
     ] = None,
     file: FilesOption = None,
@@ -162,8 +163,7 @@ def _write_report(
     details: dict[str, str | None],
 ) -> None:
     """Write a report on one text, and print its size and its notes."""
-    if output.suffix == RECORDING_SUFFIX:
-        raise ValueError(f"--output is {output}; expected the name of an HTML file, such as report.html")
+    check_suffix("--output", output, *HTML_SUFFIXES)
     resolve_target(output)
     if texts is not None and len(texts) > 1:
         raise ValueError(f"{len(texts)} texts are given; expected one for a report")

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clearhead._utils.checks import HTML_SUFFIXES, check_suffix
 from clearhead._utils.files import replacing
 from clearhead.analysis import Roles
 from clearhead.recording import Recording, Stack
@@ -83,6 +84,8 @@ def report(
         recording = recording.recording()
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {type(recording).__name__}; expected a Recording, such as record(model, text)")
+    if path is not None:
+        check_suffix("path", path, *HTML_SUFFIXES)
     cache = RecordingCache(recording, roles)
     details = ReportDetails.checked(title=title, note=note, command=command, view=view)
     with nullcontext() if path is None else replacing(path) as temporary:  # an unwritable path fails before the work
