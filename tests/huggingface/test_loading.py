@@ -1,5 +1,6 @@
 """Tests of loading files: a GGUF header that is parsed once, progress by stage, and no output without a terminal."""
 
+import shutil
 import sys
 
 import gguf
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from gguf import gguf_reader
-from transformers import AutoModelForCausalLM, modeling_gguf_pytorch_utils
+from transformers import AutoModel, AutoModelForCausalLM, modeling_gguf_pytorch_utils
 from transformers.utils import logging
 
+from clearhead.huggingface.model import HuggingFaceModel
 from clearhead.models import load
 from support.tiny_models import make
 from support.tiny_tokenizer import tokenizer
@@ -23,6 +25,7 @@ def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     writer, generator = gguf.GGUFWriter(path, "llama"), np.random.default_rng(0)
     tokens = ["<s>", "</s>", "<unk>", *"abcdefghij", "Ġ", "ab"]
+    writer.add_name("Tiny Llama")
     writer.add_context_length(64)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
@@ -51,6 +54,37 @@ def file(tmp_path_factory):
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def test_gguf_model_has_the_name_of_its_file_or_of_its_metadata(file, tmp_path, monkeypatch):
+    model = load(file)
+    assert model.name == HuggingFaceModel.from_module(model.model).name == "tiny"
+    monkeypatch.chdir(file.parent)
+    assert load("tiny.gguf").name == "tiny"
+    for folder in (".", file.parent):
+        loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name)
+        assert HuggingFaceModel.from_module(loaded).name == "Tiny Llama"
+    shutil.copy(file, tmp_path / "model.gguf")
+    assert load(tmp_path / "model.gguf").name == "Tiny Llama"
+    tuned = make("llama")
+    tuned.config._model_name_or_path = "Tiny Llama"  # saved by a model that was loaded from a GGUF file
+    tuned.save_pretrained(tmp_path / "own")
+    assert HuggingFaceModel.from_module(AutoModelForCausalLM.from_pretrained(tmp_path / "own")).name == "own"
+
+
+def test_model_is_never_named_after_a_path(tmp_path, monkeypatch):
+    for folder in (tmp_path / "mine", tmp_path / "yours" / "model"):
+        make("bert").save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+    monkeypatch.chdir(tmp_path / "mine")
+    assert load(".").name == load(tmp_path / "mine").name == "mine"
+    loaded = AutoModel.from_pretrained(".")
+    assert HuggingFaceModel.from_module(loaded).name == "mine"
+    assert load(tmp_path / "yours" / "model").name == load("../yours/model").name == "yours"
+    assert HuggingFaceModel.from_module(AutoModel.from_pretrained(tmp_path / "yours" / "model")).name == "yours"
+    loaded.name_or_path = "someone/a-model"
+    assert HuggingFaceModel.from_module(loaded).name == "someone/a-model"
+    assert HuggingFaceModel.from_module(make("bert")).name == "BertModel"
 
 
 def test_gguf_files_are_parsed_once_and_load_as_transformers_does(file, monkeypatch, capsys):

@@ -15,6 +15,7 @@ from clearhead.serving.results import SeenRequests, read_requests
 from clearhead.serving.settings import Settings
 from clearhead.serving.transfer import recording_bytes, request_bytes
 from clearhead.serving.writer import Writer
+from support.private_paths import paths_found
 from support.served_requests import LAYERS, Tokenizer, finished_request, small_request
 
 
@@ -24,8 +25,8 @@ def make_writer(tmp_path, monkeypatch):
     monkeypatch.setenv("CLEARHEAD_RUN", "run")
     writers = []
 
-    def make(loader=Tokenizer, **options) -> Writer:
-        writers.append(Writer(Settings(output=tmp_path / "out", **options), "model", loader))
+    def make(loader=Tokenizer, model="model", **options) -> Writer:
+        writers.append(Writer(Settings(output=tmp_path / "out", **options), model, loader))
         return writers[-1]
 
     yield make
@@ -73,6 +74,18 @@ class TestFiles:
         ]
         assert counts(writer) == {"observed": 1, "recorded": 1}
         assert writer.queued_bytes == 0
+
+    def test_files_contain_no_path(self, make_writer, tmp_path, monkeypatch):
+        writer = make_writer(model=str(tmp_path / "llama" / "model"), arrays=True)
+        writer.put(finished_request("1"))
+        assert writer.flush(60)
+        (line,) = read_requests(tmp_path / "out")
+        assert line["model"] == "llama"
+        (tmp_path / "out" / "recordings" / "2.safetensors").mkdir()  # cannot be replaced by a file
+        writer.put(finished_request("2"))
+        assert writer.flush(60)
+        assert "recordings/2.safetensors" in list(read_requests(tmp_path / "out"))[1]["dropped"]
+        assert paths_found(tmp_path / "out", str(tmp_path)) == []
 
     def test_tensors_of_inference_mode(self, make_writer, tmp_path):
         """An engine computes in inference mode, the thread writes outside of it."""

@@ -19,6 +19,7 @@ from clearhead.analysis.statistics import (
     measure_heads,
     statistics_from_sums,
 )
+from clearhead.recording.names import model_name
 from clearhead.recording.recording import Address, Recording
 
 # A head gets a label if its score is above the threshold, on texts with at least MIN_VISIBLE_KEYS visible keys per
@@ -175,7 +176,7 @@ class Roles:
                 for row in document["relations"]
             )
             _check_value("model", document["model"], str)
-            return cls(document["model"], heads, _checked(relations, heads), loss, effects)
+            return cls(model_name(document["model"]), heads, _checked(relations, heads), loss, effects)
         except RecursionError:
             raise ValueError("text is not from Roles.to_json: nested too deeply") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:

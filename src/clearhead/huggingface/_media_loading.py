@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSpeechSeq2Seq, AutoP
 from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
 
 from clearhead.huggingface._loading import loading_files
-from clearhead.huggingface.model import HuggingFaceModel, named_errors
+from clearhead.huggingface.model import HuggingFaceModel, name_of, named_errors
 
 
 def load_with_processor(
@@ -46,4 +46,4 @@ def load_with_processor(
         model_class = AutoModelForSpeechSeq2Seq if type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING else AutoModel
         model = model_class.from_pretrained(source, **options, dtype=dtype or torch.float32)
     tokenizer = getattr(processor, "tokenizer", None)
-    return HuggingFaceModel(path.name if path.exists() else source, model.to(device).eval(), tokenizer), processor
+    return HuggingFaceModel(name_of(model), model.to(device).eval(), tokenizer), processor

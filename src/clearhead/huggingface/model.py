@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
-from clearhead._utils.checks import check_int
+from clearhead._utils.checks import check_int, describe
 from clearhead._utils.evaluating import evaluating
 from clearhead._utils.extras import needs_extra
 from clearhead._utils.progress import StageProgress
@@ -33,6 +33,7 @@ from clearhead.huggingface._model_inputs import (
 from clearhead.huggingface._predictions import FinalStates
 from clearhead.huggingface.modules import attention_modules, hooked
 from clearhead.recording.example_texts import EXAMPLE_PASSAGES
+from clearhead.recording.names import model_name
 from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens, TopTokens
 from clearhead.recording.output_projection import OutputProjection
 from clearhead.recording.recording import Recording, Stack
@@ -107,14 +108,18 @@ class HuggingFaceModel:
         elif head is None and missing_head(model, loading["missing_keys"]):
             model = model.base_model
         attention_modules(model)  # raises if the model does not use AttentionInterface
-        return cls(path.name if path.exists() else str(name), model.to(device).eval(), tokenizer)
+        if path.is_file():
+            model.name_or_path = str(path.absolute())  # transformers sets it to the folder of a GGUF file
+        return cls(name_of(model), model.to(device).eval(), tokenizer)
 
     @classmethod
     def from_module(cls, model: nn.Module, tokenizer: Any = None) -> HuggingFaceModel:
         """Wrap a transformers model that is already loaded. Without a tokenizer, only `record_ids` can be called."""
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"model is a {type(model).__name__}; expected a transformers model")
-        return cls(getattr(model, "name_or_path", "") or type(model).__name__, model, tokenizer)
+        if tokenizer is not None and not callable(tokenizer):
+            raise TypeError(f"tokenizer is {describe(tokenizer)}; expected a tokenizer of transformers")
+        return cls(name_of(model), model, tokenizer)
 
     @property
     def layer_count(self) -> int:
@@ -271,6 +276,24 @@ class _WeightsRecorder:
 
     def __call__(self, weights: AttentionWeights) -> None:
         self.layers.append(weights if self.values else weights.without_values())
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """Return the name of a model: never a path, because recordings and reports show it.
+
+    It is the hub id, or the name of the GGUF file, the name in that file, or the name of the model's folder. A model
+    without any of these is named after its class.
+    """
+    source = str(getattr(model, "name_or_path", ""))
+    if os.path.exists(source):
+        source = os.path.abspath(source)
+    in_gguf = getattr(model.config, "_model_name_or_path", None)  # transformers reads it from the file's metadata
+    given = [source, in_gguf]
+    if os.path.exists(source) and not os.path.exists(os.path.join(source, "config.json")):  # a GGUF file, or its folder
+        file = os.sep + os.path.basename(source) if os.path.isfile(source) else None
+        given = [file, in_gguf, source]
+    names = (model_name(each, "") for each in given if isinstance(each, str))
+    return next(filter(str.strip, names), type(model).__name__)
 
 
 @contextmanager

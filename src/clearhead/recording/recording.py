@@ -14,6 +14,7 @@ from clearhead._utils.tensor_checks import FLOAT_DTYPES
 from clearhead._utils.text import is_unicode
 from clearhead.recording.addresses import find_address
 from clearhead.recording.media import Media, Region, check_references, check_regions, regions_between, unpack_region
+from clearhead.recording.names import model_name
 from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens
 from clearhead.recording.output_projection import OutputProjection
 from clearhead.weights import serialization
@@ -132,7 +133,7 @@ class Recording:
     `recording["decoder"].layers[3]` is an `AttentionWeights`.
 
     Attributes:
-        model: name of the model.
+        model: name of the model. Of a path, only the name of the last folder or file is kept, because files are shared.
         stacks: stacks by name ("encoder", "decoder", "cross"), in the order in which the model runs them. There is at
             least one.
         input: the text as given; None if the model ran on something else.
@@ -153,6 +154,7 @@ class Recording:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not is_unicode(self.model):
             raise ValueError(f"Recording: model is {describe(self.model)}; expected a name of valid Unicode")
+        object.__setattr__(self, "model", model_name(self.model))
         if not self.stacks:
             raise ValueError("Recording: there are no stacks; expected at least one")
         for name in self.stacks:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from clearhead._utils.files import write_text
 from clearhead._utils.text import format_bytes, json_text, printable
+from clearhead.recording.names import model_name
 from clearhead.serving.finished import FinishedRequest
 from clearhead.serving.head_means import phase_means
 from clearhead.serving.json_record import json_record
@@ -51,13 +52,13 @@ class Writer:
 
     Args:
         settings: output folder, memory budget of the queue, and which files to write.
-        model: name of the model.
+        model: name or path of the model.
         tokenizer_loader: function that returns the tokenizer, or None without one. The thread calls it once.
     """
 
     def __init__(self, settings: Settings, model: str, tokenizer_loader: Callable[[], Any]) -> None:
-        self.metrics = Metrics(model, settings.layer_groups)
-        self._settings, self._model = settings, model
+        self._settings, self._model = settings, model_name(model)
+        self.metrics = Metrics(self._model, settings.layer_groups)
         self._load_tokenizer: Callable[[], Any] | None = tokenizer_loader
         self._tokenizer: Any = None
         self._queue: deque[_Entry] = deque()
@@ -171,7 +172,9 @@ class Writer:
             recording, dropped = None, None
             if finished.recording and texts:
                 recording = attempt("write a recording", lambda: self._write_recording(finished, texts))
-                dropped = None if recording else f"not written: {printable(str(errors[-1]))}"
+                if not recording:  # without the folder, because these files are shared
+                    reason = str(errors[-1]).replace(f"{self._settings.output}{os.sep}", "")
+                    dropped = f"not written: {printable(reason)}"
             if self._settings.arrays and texts:
                 attempt("write statistics", lambda: self._write_statistics(finished, texts))
             if means is not None:

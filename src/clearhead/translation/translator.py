@@ -15,6 +15,7 @@ from torch import nn
 from clearhead._utils.bounded_reads import BEAM_LIMIT, SENTENCE_LIMIT
 from clearhead._utils.checks import check_int
 from clearhead.recording.example_texts import EXAMPLE_SENTENCE
+from clearhead.recording.names import model_name
 from clearhead.recording.next_tokens import TopTokens
 from clearhead.recording.recording import Recording, Stack, Tokens
 from clearhead.translation._decoding import decode_all
@@ -62,7 +63,8 @@ class Translator:
             )
         run = RunDirectory(folder)
         config, _ = run.read()
-        return cls(folder.name, run.model(device), run.vocabulary(), config)
+        title = str(name) if bundled else model_name(os.path.abspath(folder), "translator")
+        return cls(title, run.model(device), run.vocabulary(), config)
 
     @property
     def layer_count(self) -> int:
