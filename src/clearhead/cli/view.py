@@ -100,7 +100,8 @@ def view(
     if output is None:
         _serve(source, texts, options, roles, compare, port, browser)
     else:
-        _write_report(output, source, texts, options, roles, {"title": title, "note": note})
+        command = _shared_command(source, output, roles, image, audio, *(file or ()))
+        _write_report(output, source, texts, options, roles, {"title": title, "note": note, "command": command})
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,17 @@ def _source(text: str | None, files: list[Path] | None, model: str | None) -> tu
     return BUNDLED if model is None else model, texts
 
 
+def _shared_command(source: str, *files: Path | None) -> str:
+    """Return the command line as a report shows it: files by their names, because their folders are private."""
+    paths = {path for path in (Path(source) if os.path.exists(source) else None, *files) if path is not None}
+
+    def shown(argument: str) -> str:
+        option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        return f"{option}{equals}{Path(value).absolute().name}" if Path(value) in paths else argument
+
+    return shlex.join(["clearhead", *map(shown, sys.argv[1:])])[:MAX_COMMAND_LETTERS]
+
+
 def _write_report(
     output: Path,
     source: str,
@@ -181,8 +193,7 @@ def _write_report(
             report_stage("running the model", 0, 0)
             recording = loaded.record(texts[0] if texts else loaded.default_text, values=True)
     with progress_bar("layers", sum(len(stack.layers) for stack in recording.stacks.values())) as advance:
-        command = shlex.join(["clearhead", *sys.argv[1:]])[:MAX_COMMAND_LETTERS]
-        written = report(recording, output, roles=labels, command=command, progress=advance, **details)
+        written = report(recording, output, roles=labels, progress=advance, **details)
     _print(f"wrote {output}: {recording!r}, {output.stat().st_size / 1e6:.1f} MB")
     for note in written.notes:
         _print(note)
