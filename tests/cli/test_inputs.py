@@ -57,6 +57,7 @@ def test_dash_reads_standard_input(folder, monkeypatch):
         texts_to_read("-", None)
 
 
+@pytest.mark.slow
 def test_commands_run_on_standard_input(tmp_path, made_once):
     def run(*arguments):
         done = CliRunner().invoke(app, [*map(str, arguments)], input="Thank you.\n")

@@ -77,7 +77,7 @@ def test_explain_and_exercise_ask_the_same_questions(tmp_path, notes, command, m
 def test_explanation_names_the_text_to_check(tmp_path):
     path = tmp_path / "wrong.md"
     path.write_text(AGREEING.replace("Q = [[1, 2]", "Q = [[1, 9]"))
-    assert f"other numbers in 1 of 4 cells; see `clearhead check {path}`." in run_cli("explain", str(path)).stdout
+    assert "other numbers in 1 of 4 cells; see `clearhead check wrong.md`." in run_cli("explain", str(path)).stdout
 
 
 def test_drafts_do_not_replace_other_files(tmp_path, notes):

@@ -21,6 +21,7 @@ from clearhead.translation.data._batching import collate
 from clearhead.translation.heads import read_film
 from clearhead.translation.run_directory import RunDirectory
 from clearhead.weights import serialization
+from support.private_paths import paths_found
 from support.toy_training import TOML, sentences, written_columns
 
 BOOK, HON = "I read a book in the library yesterday.", "私は昨日図書館で本を読んだ。"
@@ -73,6 +74,8 @@ class TestTraining:
         assert [line["step"] for line in lines] == [0, 4]
         assert set(lines[-1]) == {"step", "epoch", "loss", "tokens_per_second", "validation", "roles"}
         assert json.loads((folder / "config.json").read_text())["config"]["model"]["d_model"] == 16
+        assert json.loads((folder / "config.json").read_text())["data"] == "copies.tsv"
+        assert paths_found(folder, str(folder.parent)) == []
         steps = [line for line in result.stderr.splitlines() if line.startswith("step ")]
         assert len(steps) == 2
         assert steps[0].startswith("step 0: validation loss ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -58,7 +59,9 @@ def _note(step: Step, example: Example) -> str:
         if claim.values is None or claim.values.blank.all():
             continue
         command = (
-            f"`clearhead check {visible_text(shlex.quote(example.name))}`" if example.name else "`clearhead check`"
+            f"`clearhead check {visible_text(shlex.quote(Path(example.name).name))}`"
+            if example.name
+            else "`clearhead check`"
         )
         if claim.values.shape != step.shape:
             return f"The text prints a matrix of another shape here; see {command}."

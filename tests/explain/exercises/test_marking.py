@@ -292,7 +292,7 @@ def test_folder_of_exercises_is_matched_by_seed(tmp_path):
     assert [(marks.student, marks.points) for marks in group.marks] == [("S1", 36), ("S2", 36)]
     [missing] = group.unreadable
     assert missing.file == "3.toml"
-    assert missing.reason == f"exercise.seed is 3; {exercises} has no exercise with that seed"
+    assert missing.reason == f"exercise.seed is 3; {exercises.name} has no exercise with that seed"
 
 
 @pytest.fixture

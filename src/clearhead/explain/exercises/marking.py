@@ -68,7 +68,10 @@ def mark_folder(
         try:
             entries.append(_mark(file, exercises))
         except (ValueError, OSError) as error:
-            entries.append(UnreadableFile(file.name, str(error).removeprefix(f"{file}: ")))
+            # without the folder, because marks are shared
+            entries.append(
+                UnreadableFile(file.name, str(error).removeprefix(f"{file}: ").replace(str(file), file.name))
+            )
         if progress is not None:
             progress(done, len(files))
     return ClassMarks(
@@ -111,7 +114,7 @@ class _Exercises:
             return self.single
         seed = student.exercise.seed
         if seed not in self.by_seed:
-            raise ValueError(f"exercise.seed is {seed}; {self.source} has no exercise with that seed")
+            raise ValueError(f"exercise.seed is {seed}; {Path(self.source).name} has no exercise with that seed")
         return self.by_seed[seed]
 
 

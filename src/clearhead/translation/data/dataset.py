@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import zlib
 from collections.abc import Callable, Sequence
@@ -120,7 +121,7 @@ def from_files(
     train_ids, _ = encode_short("training", train_pairs)
     valid_ids, references = encode_short("validation", held_out.pairs)
     return Dataset(
-        ", ".join(paths),
+        ", ".join(_file_names(path) for path in paths),
         vocabulary,
         lambda index: train_ids,
         tuple(valid_ids),
@@ -129,6 +130,12 @@ def from_files(
         tuple(notes),
         zlib.crc32(repr((train_pairs, held_out.pairs)).encode()),
     )
+
+
+def _file_names(path: str) -> str:
+    """Return "train.en,train.ja" for "data/train.en,data/train.ja": the name is written to files that are shared."""
+    files = [path] if os.path.exists(path) else path.split(",")
+    return ",".join(map(os.path.basename, files))
 
 
 def _encode_all(vocabulary: Vocabulary, pairs: Sequence[Pair]) -> list[TokenIds]:
