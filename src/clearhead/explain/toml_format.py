@@ -91,7 +91,7 @@ def read_bounded(path: Path) -> bytes:
     except IsADirectoryError:
         raise ValueError(f"{path}: a folder; expected a TOML, Markdown or LaTeX file") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from None
+        raise ValueError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB; expected a worked example")
     return content
