@@ -139,6 +139,28 @@ def test_full_device_prints_one_line(command):
     assert len(stderr.splitlines()) == 1
 
 
-def test_closed_pipe_exits_with_141_without_a_message():
-    _, _, stderr = shell("{ sleep 1; clearhead doctor; echo $? >&2; } | true")
+@pytest.mark.parametrize("command", ["clearhead doctor", "clearhead --help", "PYTHONUNBUFFERED=1 clearhead --version"])
+def test_closed_pipe_exits_with_141_without_a_message(command):
+    _, _, stderr = shell(f"{{ sleep 1; {command}; echo $? >&2; }} | true")
     assert stderr == "141\n"
+
+
+def test_a_reader_of_the_first_byte_ends_the_command_with_141():
+    """The output is longer than the pipe holds."""
+    command = "PYTHONUNBUFFERED=1 clearhead explain two-heads --format html"
+    assert shell(f"{{ {command}; echo $? >&2; }} | head -c 1") == (0, "<", "141\n")
+
+
+@pytest.mark.parametrize(("output_format", "unbuffered"), [("html", "1"), ("xlsx", "1"), ("xlsx", "")])
+def test_truncated_output_is_an_error(tmp_path, output_format, unbuffered):
+    """The file may grow to 64 KiB, and it has 60 KiB before the command appends to it."""
+    (tmp_path / "full").write_bytes(bytes(60 * 1024))
+    command = f"PYTHONUNBUFFERED={unbuffered} clearhead explain two-heads --format {output_format}"
+    code, _, stderr = shell(f"ulimit -f 64; {command} >> '{tmp_path}/full'")
+    assert (code, stderr) == (2, "clearhead: standard output: file too large\n")
+
+
+@pytest.mark.parametrize("arguments", ["explain nothing.toml", "explain --nothing"])
+def test_errors_that_cannot_be_printed_keep_their_exit_code(arguments):
+    assert shell(f"clearhead {arguments} 2> /dev/full")[0] == 2
+    assert shell(f"{{ sleep 1; clearhead {arguments} 2>&1; echo $? >&3; }} 3>&2 | true")[2] == "2\n"

@@ -148,6 +148,7 @@ class TestTraining:
             ("--film cannot be combined with --data; only the built-in grammar", "--data", "copies.tsv", "--film"),
             ("run: contains no run", "--resume"),
             ("--device is 'nowhere', which cannot be used here", "--device", "nowhere"),
+            ("--device is 'meta', which cannot be used here", "--device", "meta"),
             ("data has 47 pairs, but 500 are held out for validation", "--data", "copies.tsv"),
             ("dtype is torch.float16", "--data", "copies.tsv", "--config", "tiny.toml", "--dtype", "float16"),
             ("already contains a run", "--data", "copies.tsv", "--config", "tiny.toml", "--output", done),

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -33,7 +34,7 @@ class OneLineErrors(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with _one_line_errors():
-            _check_streams()
+            _prepare_streams()
             _check_encoding(args)
             return super().parse_args(ctx, args)
 
@@ -47,15 +48,37 @@ def print_stderr(line: str) -> None:
     typer.echo(printable(line), err=True)
 
 
-def _check_streams() -> None:
-    """Raise if standard output is closed; replace a closed stderr by the null device.
+class _BestEffortFile(io.FileIO):
+    """File that drops what it cannot write: a full or closed stderr must not change the exit code."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content) or len(content)
+        except OSError:
+            return len(content)
+
+
+def _prepare_streams() -> None:
+    """Raise if standard output is closed. Let its writes be complete or fail, and let no write to stderr fail.
 
     The operating system reuses a closed descriptor for the next file that is opened. Libraries would print into it.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, open until the process exits
+    elif sys.stderr is sys.__stderr__:
+        sys.stderr = _text_stream(_BestEffortFile(sys.stderr.fileno(), "w", closefd=False), sys.stderr)
     if sys.stdout is None:
         raise ValueError("standard output is closed; expected a terminal, a file, a pipe or /dev/null")
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout.buffer, io.RawIOBase):
+        # PYTHONUNBUFFERED: text goes to the file directly, and what write() did not take is lost
+        sys.stdout = _text_stream(sys.stdout.buffer, sys.stdout)
+
+
+def _text_stream(file: io.RawIOBase, stream: TextIO) -> io.TextIOWrapper:
+    """Return a stream that writes to `file` at the end of each line, with the encoding of another stream."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(file), encoding=stream.encoding, errors=stream.errors, line_buffering=True
+    )
 
 
 def _check_encoding(arguments: list[str]) -> None:
@@ -85,6 +108,10 @@ def _one_line_errors() -> Iterator[None]:
     except BrokenPipeError:
         _discard_output()
         raise typer.Exit(128 + signal.SIGPIPE) from None
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich, which prints --help, exits with 1
+            raise typer.Exit(128 + signal.SIGPIPE) from None
+        raise
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error: typer prints it together with the usage line
             error.message = printable(getattr(error, "message", ""))  # pyright: ignore[reportAttributeAccessIssue]
@@ -116,7 +143,8 @@ def _discard_output() -> None:
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:  # without the errno
         # an error on an open file has no filename, except for files that clearhead writes
-        name = error.filename or ("standard output" if error.errno == errno.ENOSPC else "input or output")
+        is_full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+        name = error.filename or ("standard output" if is_full else "input or output")
         return f"{name}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if isinstance(error, ValueError | OSError | ImportError):
         return str(error)

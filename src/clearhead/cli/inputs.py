@@ -195,7 +195,7 @@ def usable_device(name: str | None) -> torch.device:
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(1, device=device).item()  # a meta tensor has no data
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device is {name!r}, which cannot be used here: {str(error).splitlines()[0]}") from None
     return device
