@@ -20,7 +20,9 @@ def bundle(run: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "tokenizer.json"):
         shutil.copyfile(run / name, target / name)
-    RunDirectory(target).save_best(RunDirectory(run).model(), torch.float16)
+    bundled = RunDirectory(target)
+    bundled.read()  # the weights get the identity in config.json
+    bundled.save_best(RunDirectory(run).model(), torch.float16)
 
 
 def scores(folder: Path, data: list[str], valid: list[str], device: str) -> list[dict[str, object]]:

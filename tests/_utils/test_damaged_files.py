@@ -146,7 +146,7 @@ class TestFlippedBits:
         print(f"\nflipped bits in results: {len(header)} in the header, {len(data)} in the data, all computed again")
 
     @pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "tokenizer.json"])
-    def test_damaged_text_files_are_rejected_in_one_line_or_harmless(self, name, whole, tmp_path):
+    def test_damaged_text_files_are_rejected_in_one_line(self, name, whole, tmp_path):
         run, counts, generator = RunDirectory(tmp_path / "run"), Counter(), random.Random(name)
         run.folder.mkdir()
         for path in whole.folder.iterdir():
@@ -159,7 +159,7 @@ class TestFlippedBits:
             counts["rejected" if message else "accepted"] += 1
             assert "\n" not in message
         print(f"\nflipped bits in {name}: {dict(counts)}")
-        assert counts.total() == 60
+        assert counts["rejected"] == 60 or name == "metrics.jsonl"  # which has no checksum
 
 
 def names(folder):

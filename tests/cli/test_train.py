@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import re
+import shutil
 import signal
 
 import pytest
@@ -123,6 +124,16 @@ class TestTraining:
         assert again.stdout == result.stdout
         assert (folder / "run" / "film.html").read_text() == page
 
+    def test_an_edited_setting_is_resumed_only_with_force(self, folder, trained):
+        shutil.copytree(trained[0], "edited")
+        path = folder / "edited" / "config.json"
+        path.write_text(path.read_text().replace('"clip": 1.0', '"clip": 2.0'))
+        arguments = ("train", "--resume", "--output", "edited", "--data", "copies.tsv")
+        assert_rejected("edited/config.json: changed since it was written (training.clip is 2.0; expected", *arguments)
+        assert_rejected("training.clip is 2.0", "translate", "ka ki", "--model", "edited")
+        assert "training.clip is 2.0; expected 1.0); accepted" in run(*arguments, "--force").stderr
+        assert "accepted" not in run(*arguments).stderr
+
     def test_rejects_invalid_arguments(self, folder, trained):
         (folder / "a.en").write_text("one\ntwo\nthree\n")
         (folder / "a.ja").write_text("一\n二\n")
@@ -147,6 +158,7 @@ class TestTraining:
             ("has words that the grammar does not have: 'robot'", "--film-text", "did the robot wear a hat ?"),
             ("--film cannot be combined with --data; only the built-in grammar", "--data", "copies.tsv", "--film"),
             ("run: contains no run", "--resume"),
+            ("--force is given without --resume", "--force"),
             ("--device is 'nowhere', which cannot be used here", "--device", "nowhere"),
             ("--device is 'meta', which cannot be used here", "--device", "meta"),
             ("data has 47 pairs, but 500 are held out for validation", "--data", "copies.tsv"),

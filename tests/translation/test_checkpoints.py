@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-from dataclasses import replace
 
 import pytest
 from safetensors.torch import save_file
@@ -48,21 +47,17 @@ class TestCheckpoints:
         """Copy of the stopped run."""
         return RunDirectory(shutil.copytree(stopped_run.folder, tmp_path / "run"))
 
-    @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "another model", "another file"])
-    def test_a_damaged_checkpoint_is_reported_and_renamed(self, run, complete_run, tmp_path, damage):
+    @pytest.mark.parametrize("damage", ["truncated", "garbage", "empty", "another file"])
+    def test_a_damaged_checkpoint_is_reported_and_renamed(self, run, complete_run, damage):
         path = run.folder / "last.safetensors"
-        if damage == "another model":
-            train(copying(), replace(TINY, model=replace(TINY.model, d_model=8)), RunDirectory(tmp_path / "other"))
-            path.write_bytes((tmp_path / "other" / "last.safetensors").read_bytes())
-        else:
-            path.write_bytes(
-                {
-                    "truncated": path.read_bytes()[:-100],
-                    "garbage": random.Random(0).randbytes(5000),
-                    "empty": b"",
-                    "another file": (run.folder / "best.safetensors").read_bytes(),
-                }[damage]
-            )
+        path.write_bytes(
+            {
+                "truncated": path.read_bytes()[:-100],
+                "garbage": random.Random(0).randbytes(5000),
+                "empty": b"",
+                "another file": (run.folder / "best.safetensors").read_bytes(),
+            }[damage]
+        )
         broken, messages = path.read_bytes(), []
         train(copying(), TINY, run, resume=True, callbacks=TrainingCallbacks(on_message=messages.append))
         assert messages[0].startswith(f"{path}: ")

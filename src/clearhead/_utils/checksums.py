@@ -1,12 +1,14 @@
-"""SHA-256 checksum of a safetensors file, stored in the metadata of the same file.
+"""SHA-256 checksum of a safetensors file or a JSON object, stored in the same file.
 
-The checksum covers every byte of header and data. It is computed with zeros in place of its 64 digits. Two metadata
-entries announce it: if one of them is damaged, the file is still recognized as one with a checksum.
+The checksum covers every byte of the file. It is computed with zeros in place of its 64 digits. In the metadata of a
+safetensors file, two entries announce it: if one of them is damaged, the file is still recognized as one with a
+checksum. In a JSON object, it is the last entry.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from io import BufferedIOBase
@@ -14,6 +16,7 @@ from typing import Any
 
 BLANK_DIGEST = "0" * 64
 _STORED_DIGEST = re.compile(rb'\\"sha256\\": \\"([0-9a-f]{64})\\"')  # JSON within a JSON string
+_LAST_DIGEST = re.compile(r'"sha256": "([0-9a-f]{64})"\n}\n\Z')
 
 
 def blank(facts: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +52,29 @@ def matches(path: str | os.PathLike[str]) -> bool:
         header = _header(file)
         match = _STORED_DIGEST.search(header)
         return match is not None and match[1] == _digest(file, header, match)
+
+
+def sealed_json(entries: dict[str, Any]) -> str:
+    """Return a JSON object on several lines, with its checksum as the last entry."""
+    text = json.dumps({**entries, "sha256": BLANK_DIGEST}, indent=1, ensure_ascii=False) + "\n"
+    before, after = text.rsplit(BLANK_DIGEST, 1)
+    return f"{before}{_text_digest(text)}{after}"
+
+
+def json_matches(text: str) -> bool:
+    """Return whether the last entry of a JSON object is the checksum of its text."""
+    match = _LAST_DIGEST.search(text)
+    return match is not None and match[1] == _text_digest(text[: match.start(1)] + BLANK_DIGEST + text[match.end(1) :])
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 checksum of a file's contents."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _header(file: BufferedIOBase) -> bytes:

@@ -42,6 +42,12 @@ def train(
     config: Annotated[Path | None, typer.Option(help="TOML file with model sizes and training settings.")] = None,
     output: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("run"),
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --output.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="With --resume, accept edited settings, changed files and checkpoints of another run."
+        ),
+    ] = False,
     steps: Annotated[int | None, typer.Option(help="Number of training steps.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     film: Annotated[
@@ -70,7 +76,9 @@ def train(
     from clearhead.translation import RunDirectory
     from clearhead.translation import train as run_training
 
-    run = RunDirectory(output)
+    run = RunDirectory(output, force=force)
+    if force and not resume:
+        raise ValueError("--force is given without --resume; it accepts changed files of the run to resume")
     if resume and (config is not None or steps is not None or seed is not None):
         raise ValueError(
             "--config, --steps and --seed cannot be combined with --resume, which uses the settings of the run"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -18,17 +20,18 @@ from torch.nn.parallel import DistributedDataParallel
 from clearhead._utils.evaluating import evaluating
 from clearhead.analysis.statistics import measure_heads
 from clearhead.distributed.process_group import ProcessGroup
+from clearhead.translation._checkpoint import checkpoint_tensors
 from clearhead.translation._evaluation import validate
 from clearhead.translation._loss import cross_entropy
 from clearhead.translation._meters import MeanLoss, TokenRate
 from clearhead.translation.callbacks import TrainingCallbacks
-from clearhead.translation.config import Config, TrainingConfig
+from clearhead.translation.config import Config, TrainingConfig, first_difference
 from clearhead.translation.data._batching import Batch, TokenIds, batch_indices, collate
 from clearhead.translation.data.dataset import Dataset
 from clearhead.translation.heads.film import FilmRecorder
 from clearhead.translation.heads.probes import head_accuracies
 from clearhead.translation.model import Transformer
-from clearhead.translation.run_directory import RunDirectory, TrainerState
+from clearhead.translation.run_directory import ChangedRunError, RunDirectory, TrainerState
 from clearhead.translation.tokenizer import PAD
 from clearhead.translation.translator import Translator
 
@@ -71,14 +74,17 @@ class Trainer:
 
         def create_and_validate() -> TrainerState:
             if create:
-                self.run.create(self.config, self.data.vocabulary, self.run_facts())
+                self.run.create(self.config, self.data.vocabulary, self.run_facts(), self.identity())
             return self.validate_and_save(TrainerState(), {})
 
         return self.process_group.run_on_main(create_and_validate)
 
     def resume(self) -> TrainerState | None:
         """Load the last checkpoint and return its state; return None if the run has no checkpoint."""
-        _, facts = self.run.read()
+        config, facts = self.run.read()
+        difference = first_difference(self.config, config)
+        if difference is not None:
+            raise ValueError(f"{self.run.folder}: {difference}, as in config.json")
         if facts.get("fingerprint") != self.data.fingerprint:
             raise ValueError(
                 f"{self.run.folder}: the data are not those of the run ({facts.get('data')}); expected the same data"
@@ -96,18 +102,40 @@ class Trainer:
     def load_checkpoint(self) -> TrainerState | None:
         """Load the last checkpoint in the main process; replace missing or damaged best weights."""
         self.run.metrics()  # raises now if metrics.jsonl is damaged, not at the next validation
+        self.run.check_tokenizer()
         state = self.run.load_checkpoint(self.model, self.optimizer, self.callbacks.on_message)
-        if state is None:
-            return None
-        self.callbacks.on_message(f"resumed at step {state.step}")
-        if self.ensure_best(state):
-            return replace(state, bleu=TrainerState.bleu, loss=TrainerState.loss)
+        if state is not None:
+            self.callbacks.on_message(f"resumed at step {state.step}")
+            if self.ensure_best(state):
+                state = replace(state, bleu=TrainerState.bleu, loss=TrainerState.loss)
+        if self.run.identity is None or self.run.accepted:
+            self.adopt_run()
         return state
+
+    def adopt_run(self) -> None:
+        """Give a new identity to a run of an earlier clearhead, or to one whose changes were accepted."""
+        self.run.warn_without_identity()
+        for message in self.run.accepted:
+            self.callbacks.on_message(f"{message}; accepted")
+        _, facts = self.run.read()
+        self.run.adopt(self.config, self.data.vocabulary, facts, self.identity())
+
+    def identity(self) -> str:
+        """Return a checksum of everything that determines the weights: data, settings and the current state."""
+        vocabulary = self.data.vocabulary
+        tokens = vocabulary.pieces(range(len(vocabulary)))
+        facts = [self.config.to_dict(), self.data.fingerprint, self.numerical_facts(), tokens]
+        digest = hashlib.sha256(json.dumps(facts).encode())
+        for tensor in checkpoint_tensors(self.model, self.optimizer).values():
+            digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:32]
 
     def ensure_best(self, state: TrainerState) -> bool:
         """Replace missing or damaged best weights by the current weights; return whether they were replaced."""
         try:
             self.run.check_best()
+        except ChangedRunError:
+            raise
         except (FileNotFoundError, ValueError) as error:
             self.run.save_best(self.model)
             self.callbacks.on_message(f"{error}; replaced by the weights of step {state.step}")

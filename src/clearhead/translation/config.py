@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -112,6 +113,20 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Return nested dictionaries that `from_dict` reads."""
         return _to_table(self)
+
+
+def first_difference(config: Config, expected: Config) -> str | None:
+    """Return the first setting that differs, such as "training.steps is 5; expected 4"; None if all are equal."""
+    settings, expected_settings = (dict(_flat(each.to_dict())) for each in (config, expected))
+    for key, value in settings.items():
+        if value != expected_settings[key]:
+            return f"{key} is {value!r}; expected {expected_settings[key]!r}"
+    return None
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        yield from _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
 
 
 def _from_table(cls: Any, table: dict[str, Any], prefix: str) -> Any:

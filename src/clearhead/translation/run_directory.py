@@ -1,4 +1,8 @@
-"""Directory of a run: configuration, tokenizer, metrics and weights. Every file is replaced atomically."""
+"""Directory of a run: configuration, tokenizer, metrics and weights. Every file is replaced atomically.
+
+`config.json` contains the identity of the run, the checksum of the tokenizer and its own checksum. Weights and
+checkpoints contain the identity and their checksum. A run of an earlier clearhead has no identity.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,21 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from clearhead._utils import checksums
 from clearhead._utils.checks import check_int
 from clearhead._utils.files import write_text
 from clearhead._utils.locks import locked
 from clearhead.translation._checkpoint import checkpoint_tensors, load_tensors
-from clearhead.translation.config import Config
+from clearhead.translation.config import Config, first_difference
 from clearhead.translation.model import Transformer
 from clearhead.translation.tokenizer import Vocabulary
 from clearhead.weights import serialization
@@ -61,6 +67,10 @@ class TrainerState:
                 raise TypeError(f"{name} is {getattr(self, name)!r}; expected a number")
 
 
+class ChangedRunError(ValueError):
+    """Error of a file that was changed since it was written, or that belongs to another run."""
+
+
 class RunDirectory:
     """Directory of one run.
 
@@ -71,10 +81,22 @@ class RunDirectory:
     - `best.safetensors`: the weights with the best BLEU
     - `last.safetensors` and `previous.safetensors`: the last two checkpoints
     - `film.json` and `film.html`: the film of attention, if `train` records one
+
+    Args:
+        folder: the folder.
+        force: accept changed files and files of another run, which otherwise raise an error. Resuming the run then
+            makes them part of it.
+
+    Attributes:
+        identity: identity of the run, once `config.json` was read or written; None for a run of an earlier clearhead.
+        accepted: the changes that were accepted because of `force`, as messages.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], *, force: bool = False) -> None:
+        self.folder, self.force = Path(folder), force
+        self.identity: str | None = None
+        self.accepted: list[str] = []
+        self._config: Config | None = None
 
     @property
     def exists(self) -> bool:
@@ -106,10 +128,12 @@ class RunDirectory:
                     _remove(path)
             yield
 
-    def create(self, config: Config, vocabulary: Vocabulary, facts: dict[str, Any]) -> None:
+    def create(self, config: Config, vocabulary: Vocabulary, facts: dict[str, Any], identity: str) -> None:
         """Create the folder and write `config.json` and `tokenizer.json`. Raise ValueError if it contains a run."""
         self._make_folder()
-        self.write_description(config, vocabulary, facts)
+        vocabulary.save(self.folder / TOKENIZER_FILE)  # also replaces that of a run that was killed before config.json
+        self.identity = identity
+        self._write_config(config, facts)
 
     def _make_folder(self) -> None:
         if self.exists:
@@ -119,28 +143,104 @@ class RunDirectory:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def write_description(self, config: Config, vocabulary: Vocabulary, facts: dict[str, Any]) -> list[str]:
-        """Write `tokenizer.json` and `config.json` if they are missing; return the names of the written files."""
+        """Write `tokenizer.json` and `config.json` again if one is missing; return the names of the missing files."""
         missing = [name for name in (TOKENIZER_FILE, CONFIG_FILE) if not (self.folder / name).exists()]
         if TOKENIZER_FILE in missing:
             vocabulary.save(self.folder / TOKENIZER_FILE)
-        if CONFIG_FILE in missing:
-            content = {"config": config.to_dict(), **facts}
-            write_text(self.folder / CONFIG_FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        if missing:
+            self._write_config(config, facts)
         return missing
 
+    def _write_config(self, config: Config, facts: dict[str, Any]) -> None:
+        self._config = config
+        digest = checksums.file_digest(self.folder / TOKENIZER_FILE)
+        content = {"config": config.to_dict(), **facts, "tokenizer": digest, "run": self.identity}
+        write_text(self.folder / CONFIG_FILE, checksums.sealed_json(content))
+
+    def adopt(self, config: Config, vocabulary: Vocabulary, facts: dict[str, Any], identity: str) -> None:
+        """Give all files of the run a new identity.
+
+        `config.json` is written last: a process that is killed before leaves a run without an identity, or one that
+        is still changed.
+        """
+        self.identity, self._config = identity, config
+        formats = {PREVIOUS_FILE: CHECKPOINT_FORMAT, LAST_FILE: CHECKPOINT_FORMAT, BEST_FILE: WEIGHTS_FORMAT}
+        for name, expected in formats.items():
+            # damaged files keep what they have; files without a checksum were reported when the run was loaded
+            with suppress(FileNotFoundError, IsADirectoryError, ValueError), warnings.catch_warnings(action="ignore"):
+                tensors, stored = serialization.read(self.folder / name, expected, FORMAT_VERSION, "cpu")
+                serialization.write(self.folder / name, tensors, {**stored, **self._run_facts()})
+        if not (self.folder / TOKENIZER_FILE).exists():
+            vocabulary.save(self.folder / TOKENIZER_FILE)
+        self._write_config(config, facts)
+        self.accepted.clear()
+
     def read(self) -> tuple[Config, dict[str, Any]]:
-        """Return the configuration and the other entries of `config.json`."""
+        """Return the configuration and the other entries of `config.json`.
+
+        Raises:
+            FileNotFoundError: the folder contains no run.
+            ChangedRunError: the file was changed since it was written.
+            ValueError: the file is not the configuration of a run.
+        """
         path = self.folder / CONFIG_FILE
         if not path.is_file():
             raise FileNotFoundError(f"{self.folder}: contains no run (config.json is missing)")
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
-            return Config.from_dict(facts.pop("config")), facts
+            text = path.read_text(encoding="utf-8")
+            facts = json.loads(text)
+            config = Config.from_dict(facts.pop("config"))
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: not the configuration of a run ({error})") from None
+        if {"run", "sha256"} & facts.keys() and not checksums.json_matches(text):
+            self._refuse(f"{path}: changed since it was written ({self._reason(config, facts.get('run'))})")
+        facts.pop("sha256", None)
+        self.identity, self._config = facts.pop("run", None), config
+        return config, facts
+
+    def _reason(self, config: Config, identity: object) -> str:
+        """Return the setting that differs from that in the last checkpoint, if there is one."""
+        with suppress(OSError, ValueError, KeyError, TypeError), warnings.catch_warnings(action="ignore"):
+            _, facts = serialization.read(self.folder / LAST_FILE, CHECKPOINT_FORMAT, FORMAT_VERSION, "cpu")
+            difference = first_difference(config, Config.from_dict(facts["config"]))
+            if difference is not None and facts["run"] == identity:
+                return difference
+        return "its contents do not match its checksum"
+
+    def _refuse(self, message: str) -> None:
+        """Raise an error, or with `force` remember the message."""
+        if not self.force:
+            raise ChangedRunError(f"{message}; restore it, or accept it with `clearhead train --resume --force`")
+        if message not in self.accepted:
+            self.accepted.append(message)
+
+    def _check_identity(self, path: Path, facts: dict[str, Any]) -> None:
+        if self.identity is not None and facts.get("run") != self.identity:
+            self._refuse(f"{path}: belongs to another run")
+
+    def _run_facts(self) -> dict[str, Any]:
+        """Return the metadata entries of the run: its identity, and its settings to name one that was changed."""
+        if self.identity is None or self._config is None:
+            return {}
+        return {"run": self.identity, "config": self._config.to_dict()}
+
+    def warn_without_identity(self) -> None:
+        """Warn if `config.json`, which was read before, has no identity."""
+        if self.identity is None:
+            warnings.warn(
+                f"{self.folder}: carries no identity (an earlier clearhead wrote it), so changes are not detected",
+                stacklevel=3,
+            )
+
+    def check_tokenizer(self) -> None:
+        """Raise ChangedRunError if `tokenizer.json` exists, but is not that of the run."""
+        path, (_, facts) = self.folder / TOKENIZER_FILE, self.read()
+        if "tokenizer" in facts and path.is_file() and checksums.file_digest(path) != facts["tokenizer"]:
+            self._refuse(f"{path}: changed since it was written (config.json has another checksum)")
 
     def vocabulary(self) -> Vocabulary:
         """Load the vocabulary."""
+        self.check_tokenizer()
         return Vocabulary.load(self.folder / TOKENIZER_FILE)
 
     def model(self, device: torch.device | str = "cpu") -> Transformer:
@@ -153,7 +253,8 @@ class RunDirectory:
     def load_best(self, model: Transformer) -> None:
         """Load the best weights into a model."""
         path = self.folder / BEST_FILE
-        tensors, _ = serialization.read(path, WEIGHTS_FORMAT, FORMAT_VERSION, "cpu")
+        tensors, facts = serialization.read(path, WEIGHTS_FORMAT, FORMAT_VERSION, "cpu")
+        self._check_identity(path, facts)
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
@@ -161,19 +262,21 @@ class RunDirectory:
             raise ValueError(f"{path}: the weights do not match config.json ({reason})") from None
 
     def check_best(self) -> None:
-        """Raise FileNotFoundError or ValueError if the best weights are missing or damaged."""
-        serialization.read(self.folder / BEST_FILE, WEIGHTS_FORMAT, FORMAT_VERSION, "cpu")
+        """Raise FileNotFoundError or ValueError if the best weights are missing, damaged or of another run."""
+        _, facts = serialization.read(self.folder / BEST_FILE, WEIGHTS_FORMAT, FORMAT_VERSION, "cpu")
+        self._check_identity(self.folder / BEST_FILE, facts)
 
     def save_best(self, model: Transformer, dtype: torch.dtype | None = None) -> None:
         """Save the weights of a model as the best ones, in `dtype` (default: unchanged)."""
         tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in model.state_dict().items()}
-        serialization.write(self.folder / BEST_FILE, tensors, {"format": WEIGHTS_FORMAT, "version": FORMAT_VERSION})
+        facts = {"format": WEIGHTS_FORMAT, "version": FORMAT_VERSION, **self._run_facts()}
+        serialization.write(self.folder / BEST_FILE, tensors, facts)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, model: Transformer, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
         """Write a checkpoint, and keep the one before it as `previous.safetensors`."""
-        facts = {"format": CHECKPOINT_FORMAT, "version": FORMAT_VERSION, "progress": vars(state)}
+        facts = {"format": CHECKPOINT_FORMAT, "version": FORMAT_VERSION, "progress": vars(state), **self._run_facts()}
         tensors = checkpoint_tensors(model, optimizer)
         serialization.write(self.folder / LAST_FILE, tensors, facts, backup=self.folder / PREVIOUS_FILE)
 
@@ -186,6 +289,7 @@ class RunDirectory:
         `on_message`.
 
         Raises:
+            ChangedRunError: a checkpoint belongs to another run.
             ValueError: all checkpoints are damaged.
         """
         broken: dict[str, str] = {}
@@ -193,10 +297,13 @@ class RunDirectory:
             path = self.folder / name
             try:
                 tensors, facts = serialization.read(path, CHECKPOINT_FORMAT, FORMAT_VERSION, "cpu")
+                self._check_identity(path, facts)
                 state = TrainerState(**facts["progress"])
                 load_tensors(model, optimizer, tensors)
             except FileNotFoundError:
                 continue
+            except ChangedRunError:
+                raise
             except (ValueError, KeyError, TypeError, RuntimeError, IsADirectoryError) as error:
                 reason = " ".join(str(error).removeprefix(f"{path}: ").split())[:200]
                 broken[name] = f"{path}: {reason}"

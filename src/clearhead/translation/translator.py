@@ -64,7 +64,10 @@ class Translator:
         run = RunDirectory(folder)
         config, _ = run.read()
         title = str(name) if bundled else model_name(os.path.abspath(folder), "translator")
-        return cls(title, run.model(device), run.vocabulary(), config)
+        translator = cls(title, run.model(device), run.vocabulary(), config)
+        if not bundled:
+            run.warn_without_identity()
+        return translator
 
     @property
     def layer_count(self) -> int:
