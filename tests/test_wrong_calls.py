@@ -9,7 +9,22 @@ import torch
 from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from clearhead import ALiBi, Causal, Documents, MultiHeadAttention, Padding, Window, attention
+from clearhead import (
+    ALiBi,
+    Causal,
+    Documents,
+    MultiHeadAttention,
+    Padding,
+    Recording,
+    Window,
+    attention,
+    check,
+    record,
+    report,
+    trace,
+    view,
+    watch,
+)
 from support.public_audit_calls import audit_calls
 from support.public_calls import (
     attention_calls,
@@ -28,6 +43,8 @@ from support.public_calls import (
 )
 from support.public_exercise_calls import exercise_calls
 from support.public_media_calls import media_calls
+from support.public_recording_calls import recording_calls
+from support.recordings import decoder, with_values
 from support.wrong_calls import Call, fault, wrong_calls
 
 GROUPS = {
@@ -46,6 +63,7 @@ GROUPS = {
     "reading": reading_calls,
     "exercises": exercise_calls,
     "media": media_calls,
+    "recordings": recording_calls,
 }
 SAMPLE = 7  # the normal suite runs one in 7 wrong calls
 
@@ -140,6 +158,40 @@ def test_rejected_calls_name_argument_and_fix(use, message):
         with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
             use(given)
     assert message in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return with_values(decoder(["a", "b", "c"]))[0]
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda r: ALiBi([]), "ALiBi: slopes has shape (0,); expected one slope per head"),
+        (lambda r: trace(5, torch.randn(3, 4)), "layer is 5; expected a MultiHeadAttention"),
+        (lambda r: Recording("m", {"a": 5}), "Recording: stacks['a'] is 5; expected a Stack"),
+        (lambda r: Recording("m", 5), "Recording: stacks is 5; expected a dict"),
+        (lambda r: Recording("x" * 10**7, r.stacks), "a name has 10,000,000 characters; expected at most 10,000"),
+        (lambda r: Recording.load(""), "path is ''; expected a path"),
+        (lambda r: r.weights(5), "address is 5; expected a head, such as ('cross', 2, 5) or 'cross.2.5'"),
+        (lambda r: r.to("xyz"), "device is 'xyz', which torch cannot use: "),
+        (lambda r: record("en-ja", 5), "text is 5; expected a string or a list of words"),
+        (lambda r: record("en-ja", "hi", target=5), "target is 5; expected a string or None"),
+        (lambda r: check(None), "example is None; expected a path"),
+        (lambda r: report(r, roles="a"), "roles is 'a'; expected Roles, from clearhead.analysis.head_roles, or None"),
+        (lambda r: report(r, progress=5), "progress is 5; expected a function of done and total"),
+        (lambda r: report(r, view="garbage"), "view is 'garbage'; expected a URL fragment, such as 'head=cross.2.5&c"),
+        (lambda r: report(r, view="head=cross.0.0"), "head is 'cross.0.0', which a model does not have; expected deco"),
+        (lambda r: view(r, roles="x", browser=False), "roles is 'x'; expected Roles"),
+        (lambda r: watch(MultiHeadAttention(8, 2), values="a").__enter__(), "values is 'a'; expected True or False"),
+    ],
+)
+def test_rejected_calls_of_recordings_name_argument_and_fix(recording, use, message):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        use(recording)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 # -- without data ---------------------------------------------------------------------------------------------------

@@ -172,6 +172,17 @@ def test_without_values_keeps_the_shape():
     assert kept.shape == (1, 3, 3, 3)
 
 
+def test_errors_of_load_escape_and_shorten_names_of_tensors(tmp_path):
+    path = tmp_path / "hostile.safetensors"
+    name = "\x1b[2J\u202e" + "x" * 10_000
+    header = json.dumps({name: {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ValueError, match=r"not a complete safetensors file .*\\x1b\[2J\\u202exxx") as caught:
+        Recording.load(path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+
+
 def test_load_rejects_missing_foreign_and_damaged_files(tmp_path):
     path = tmp_path / "file.safetensors"
     with pytest.raises(FileNotFoundError, match="there is no such file"):

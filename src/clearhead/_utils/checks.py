@@ -79,10 +79,12 @@ def check_choice(name: str, value: object, options: Iterable[str]) -> str:
 
 
 def check_path(name: str, path: object) -> str | os.PathLike[str]:
-    """Return `path` unchanged if it is a str or a path; raise otherwise."""
-    if isinstance(path, str | os.PathLike):
-        return path
-    raise TypeError(f"{name} is {describe(path)}; expected a path, a str or os.PathLike")
+    """Return `path` unchanged if it is a path, or a str that is not empty; raise otherwise."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name} is {describe(path)}; expected a path, a str or os.PathLike")
+    if path == "":
+        raise ValueError(f"{name} is ''; expected a path")
+    return path
 
 
 def check_suffix(name: str, path: str | os.PathLike[str], *suffixes: str) -> None:

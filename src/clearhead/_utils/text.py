@@ -24,6 +24,11 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda match: _escaped(match[0]), text)
 
 
+def one_line(error: Exception) -> str:
+    """Return the message of an error on one line of at most 300 characters, with control characters escaped."""
+    return visible_text(" ".join(str(error)[:300].split()))
+
+
 def visible_text(token: str) -> str:
     r"""Return a token or name on one line, with invisible characters escaped. Blank text is quoted."""
     shown = "".join(letter if letter.isprintable() else _escaped(letter) for letter in token)

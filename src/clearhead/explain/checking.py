@@ -10,6 +10,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from clearhead._utils.checks import check_path
 from clearhead._utils.text import count_noun
 from clearhead.explain._claims import LEARNED_MATRICES, SHARED_MATRICES, Claim, head_count
 from clearhead.explain._error_propagation import CheckedMatrix, agree, cell_indices, check_matrix
@@ -36,7 +37,7 @@ def check(example: Example | str | os.PathLike[str]) -> Audit:
         >>> [finding.message for finding in check("song").findings if finding.step == "query"]
         ['18 of 24 cells differ']
     """
-    example = example if isinstance(example, Example) else load(example)
+    example = example if isinstance(example, Example) else load(check_path("example", example))
     return _Auditor(example).audit()
 
 

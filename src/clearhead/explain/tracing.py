@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead._utils.checks import describe
+from clearhead._utils.tensor_checks import check_dense_tensor
 from clearhead.explain._input_steps import InputParts, input_steps
 from clearhead.explain._layer_options import LayerOptions
 from clearhead.explain._layer_steps import HeadTracer, output_steps
@@ -50,6 +52,8 @@ def trace(
         >>> steps.step("scaled", head=0).shapes
         '(8, 2) × (2, 8) / √2 = (8, 8)'
     """
+    if not isinstance(layer, MultiHeadAttention):
+        raise TypeError(f"layer is {describe(layer)}; expected a MultiHeadAttention")
     parts = InputParts(_check_input("x", x, layer.d_model))
     return trace_parts(layer, parts, memory, mask, tokens, memory_tokens, given)
 
@@ -72,6 +76,8 @@ def trace_parts(
     if memory is None and memory_tokens is not None:
         raise ValueError("memory_tokens is given without memory; expected memory, the text of keys and values")
     memory_names = names if memory is None else _row_names("memory_tokens", memory_tokens, source.shape[0])
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"given is {describe(given)}; expected a dict of tensors by (step, head)")
     given = {} if given is None else dict(given)
     with torch.no_grad():
         layer(x[None], None if memory is None else memory[None], mask=mask)  # validates the arguments
@@ -86,8 +92,7 @@ def trace_parts(
             outputs.append(steps[-1])
         steps += output_steps(layer, outputs, given)
     if given:
-        name, head = next(iter(given))
-        raise ValueError(f"given has {(name, head)}, but this calculation has no such step and head")
+        raise ValueError(f"given has {next(iter(given))!r}, but this calculation has no such step and head")
     group = layer.heads // layer.kv_heads
     return Trace(
         tuple(steps),
@@ -101,8 +106,7 @@ def trace_parts(
 
 
 def _check_input(name: str, tensor: Tensor, width: int) -> Float[Tensor, "length width"]:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; expected a tensor [length, {width}]")
+    check_dense_tensor(name, tensor, f"a tensor [length, {width}]")
     if tensor.ndim == 3 and tensor.shape[0] == 1:
         tensor = tensor[0]
     if tensor.ndim != 2 or tensor.shape[1] != width:
@@ -113,6 +117,8 @@ def _check_input(name: str, tensor: Tensor, width: int) -> Float[Tensor, "length
 def _row_names(argument: str, tokens: Sequence[str] | None, length: int) -> tuple[str, ...]:
     if tokens is None:
         return tuple(f"token {position}" for position in range(1, length + 1))
+    if not isinstance(tokens, Collection) or isinstance(tokens, Tensor):
+        raise TypeError(f"{argument} is {describe(tokens)}; expected a list of labels")
     if len(tokens) != length:
         raise ValueError(f"{argument} has {len(tokens)} labels, but there are {length} rows")
     return tuple(str(token) for token in tokens)

@@ -26,7 +26,7 @@ class ALiBi:
         except (TypeError, ValueError, RuntimeError, OverflowError):
             raise TypeError(f"{name} is {describe(slopes)}; expected {expected}") from None
         tensor = check_float_tensor(name, tensor, expected)
-        if tensor.ndim != 1:
+        if tensor.ndim != 1 or not len(tensor):
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {expected}")
         if has_readable_values(tensor) and not bool(tensor.isfinite().all()):
             raise ValueError(f"{name} has a value that is not finite; expected finite numbers")

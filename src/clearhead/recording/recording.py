@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from clearhead._utils.checks import describe
-from clearhead._utils.tensor_checks import FLOAT_DTYPES
-from clearhead._utils.text import is_unicode
+from clearhead._utils.checks import check_int, check_path, describe
+from clearhead._utils.tensor_checks import FLOAT_DTYPES, check_device
+from clearhead._utils.text import is_unicode, one_line
 from clearhead.recording.addresses import find_address
 from clearhead.recording.media import Media, Region, check_references, check_regions, regions_between, unpack_region
 from clearhead.recording.names import model_name
 from clearhead.recording.next_tokens import DeferredNextTokens, NextTokens
 from clearhead.recording.output_projection import OutputProjection
 from clearhead.weights import serialization
+from clearhead.weights.lazy_matrix import LazyMatrix
 from clearhead.weights.matrix import AttentionWeights
 
 FORMAT, VERSION = "clearhead.Recording", 1
 VALUE_NORMS = "value_norms"  # name of the tensor of a layer
 PROBABILITIES = "next_tokens.probabilities"
+MAX_NAME = 10_000  # characters in the name of a model or a stack, which commands print
 Address = tuple[str, int, int]  # stack, layer, head
 
 
@@ -43,6 +45,9 @@ class Tokens:
     regions: tuple[Region, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("texts", "special", "words"):
+            if not isinstance(entries := getattr(self, name), Sequence):
+                raise TypeError(f"Tokens: {name} is {describe(entries)}; expected a tuple with one entry per token")
         lengths = {len(self.texts), len(self.special), len(self.words)}
         if len(lengths) > 1:
             raise ValueError(f"Tokens: texts, special and words have {lengths} entries; expected one of each per token")
@@ -90,6 +95,11 @@ class Stack:
     output_projections: tuple[OutputProjection, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layers, tuple | list) or not all(isinstance(each, LazyMatrix) for each in self.layers):
+            raise TypeError(f"Stack: layers is {describe(self.layers)}; expected a tuple of AttentionWeights")
+        for name, tokens in {"queries": self.queries, "keys": self.keys, "written": self.written}.items():
+            if not isinstance(tokens, Tokens) and not (name == "written" and tokens is None):
+                raise TypeError(f"Stack: {name} is {describe(tokens)}; expected Tokens")
         parts = {"layers": self.layers, "query tokens": self.queries, "key tokens": self.keys}
         for name, part in parts.items():
             if not len(part):
@@ -155,11 +165,18 @@ class Recording:
         if not isinstance(self.model, str) or not is_unicode(self.model):
             raise ValueError(f"Recording: model is {describe(self.model)}; expected a name of valid Unicode")
         object.__setattr__(self, "model", model_name(self.model))
+        if not isinstance(self.stacks, dict):
+            raise TypeError(f"Recording: stacks is {describe(self.stacks)}; expected a dict of Stack by name")
         if not self.stacks:
             raise ValueError("Recording: there are no stacks; expected at least one")
-        for name in self.stacks:
+        for name, stack in self.stacks.items():
             if not isinstance(name, str) or not name.isprintable() or not name.strip():
                 raise ValueError(f"Recording: a stack is named {describe(name)}; expected printable text")
+            if not isinstance(stack, Stack):
+                raise TypeError(f"Recording: stacks[{describe(name)}] is {describe(stack)}; expected a Stack")
+        for name in (self.model, *self.stacks):
+            if len(name) > MAX_NAME:
+                raise ValueError(f"Recording: a name has {len(name):,} characters; expected at most {MAX_NAME:,}")
         for name, text in (("input", self.input), ("output", self.output)):
             if text is not None and not (isinstance(text, str) and is_unicode(text)):
                 raise ValueError(f"Recording: {name} is {describe(text)}; expected a string of valid Unicode, or None")
@@ -173,7 +190,7 @@ class Recording:
             check_references((*stack.queries.regions, *stack.keys.regions), self.media)
 
     def __getitem__(self, name: str) -> Stack:
-        if name not in self.stacks:
+        if not isinstance(name, str) or name not in self.stacks:
             raise KeyError(f"{self.model} has no stack {name!r}; expected one of {', '.join(map(repr, self.stacks))}")
         return self.stacks[name]
 
@@ -195,14 +212,21 @@ class Recording:
         Args:
             address: the head, as `("cross", 2, 5)` or "cross.2.5".
         """
-        stack, layer, head = find_address(self, address) if isinstance(address, str) else address
+        if isinstance(address, str):
+            address = find_address(self, address)
+        if not isinstance(address, tuple | list) or len(address) != 3:
+            expected = "a head, such as ('cross', 2, 5) or 'cross.2.5'"
+            raise TypeError(f"address is {describe(address)}; expected {expected}")
+        stack, layer, head = address
         layers = self[stack].layers
-        if not -len(layers) <= layer < len(layers):
+        layer = check_int("layer", layer, least=-len(layers))
+        if layer >= len(layers):
             raise IndexError(f"layer is {layer}; expected 0 to {len(layers) - 1}, the layers of {stack!r}")
         return layers[layer].part(heads=head)
 
     def to(self, device: torch.device | str) -> Recording:
         """Return a copy of the recording on another device."""
+        device = check_device("device", device) or "cpu"
 
         def moved(stack: Stack) -> Stack:
             norms = stack.value_norms and tuple(layer.to(device) for layer in stack.value_norms)
@@ -221,6 +245,7 @@ class Recording:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to one safetensors file, with O(n · d) numbers per layer."""
+        check_path("path", path)
         tensors, media = self.media.pack()
         stacks, optional = {}, {"media": media}
         for name, stack in self.stacks.items():
@@ -244,7 +269,8 @@ class Recording:
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Recording:
         """Read a file written by `save`."""
-        tensors, header = serialization.read(path, FORMAT, VERSION, device)
+        check_path("path", path)
+        tensors, header = serialization.read(path, FORMAT, VERSION, check_device("device", device) or "cpu")
         try:
             stacks = {}
             for name, stack in header["stacks"].items():
@@ -273,7 +299,7 @@ class Recording:
                 Media.unpack(tensors, header["media"]) if "media" in header else Media(),
             )
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{path}: saved by Recording.save, but damaged ({error})") from None
+            raise ValueError(f"{path}: saved by Recording.save, but damaged ({one_line(error)})") from None
 
 
 def check_one_model(recordings: Iterable[Recording]) -> Iterator[Recording]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from clearhead._utils.bounded_reads import BEAM_LIMIT, SENTENCE_LIMIT
-from clearhead._utils.checks import check_int
+from clearhead._utils.checks import check_bool, check_int, describe
 from clearhead.recording.example_texts import EXAMPLE_SENTENCE
 from clearhead.recording.names import model_name
 from clearhead.recording.next_tokens import TopTokens
@@ -137,6 +137,11 @@ class Translator:
             target: translation to use instead of the model's.
             values: also keep query, key and value, to compute the contribution of each key to the output.
         """
+        if not isinstance(text, str | Sequence):
+            raise TypeError(f"text is {describe(text)}; expected a string or a list of words")
+        if target is not None and not isinstance(target, str):
+            raise TypeError(f"target is {describe(target)}; expected a string or None")
+        check_bool("values", values)
         if isinstance(text, str):
             source = self._encode_source(text, 0, 1)
             words = list(self.vocabulary.word_indices(source))

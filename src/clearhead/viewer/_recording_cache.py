@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead._utils.checks import describe
 from clearhead.analysis import HeadStatistics, Roles
 from clearhead.ops.alibi import ALiBi
 from clearhead.recording import Address, Recording, is_self_attention
@@ -222,6 +223,8 @@ def clarity(statistics: HeadStatistics) -> float:
 
 
 def _check_roles(roles: Roles, recording: Recording) -> None:
+    if not isinstance(roles, Roles):
+        raise TypeError(f"roles is {describe(roles)}; expected Roles, from clearhead.analysis.head_roles, or None")
     if roles.model != recording.model or not set(roles.heads) <= set(recording.heads()):
         raise ValueError(
             f"roles is of {roles.model!r} with {len(roles.heads)} heads, but recording is of {recording.model!r} with"

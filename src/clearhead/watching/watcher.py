@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from clearhead._utils.checks import check_int, describe
+from clearhead._utils.checks import check_bool, check_int, describe, list_items
 from clearhead._utils.text import count_noun, format_bytes
 from clearhead.analysis.spans import SpansOfStacks
 from clearhead.ops.spans import SpansLike
@@ -133,7 +133,7 @@ class _Watcher(ModelObserver):
         self.keep = None if keep is None else check_int("keep", keep, least=0)
         if each is not None and not callable(each):
             raise TypeError(f"each is {describe(each)}; expected a function of the module's name and the weights")
-        self.values, self.each = values, each
+        self.values, self.each = check_bool("values", values), each
         self.max_bytes = None if max_bytes is None else check_int("max_bytes", max_bytes, most=None)
         addresses = {} if self.adapter is None else self.adapter.addresses()
         self.seen = Seen(type(self.model).__name__, addresses, self.spans)
@@ -283,6 +283,5 @@ def _layer_choice(layers: Choice | None) -> Callable[[int], bool]:
         if min(start, stop or 0) < 0 or step < 1:
             raise ValueError(f"layers is {layers}; expected indices of at least 0: the last layer is not known yet")
         return lambda layer: layer >= start and (stop is None or layer < stop) and (layer - start) % step == 0
-    indices = [layers] if isinstance(layers, int) else list(layers)
-    chosen = {check_int("layers", index, least=0) for index in indices}
+    chosen = {check_int("layers", index, least=0) for index in list_items("layers", layers)}
     return lambda layer: layer in chosen

@@ -19,6 +19,7 @@ from torch import Tensor
 from clearhead._utils import checksums
 from clearhead._utils.files import is_pipe_or_device, replacing, resolve_target
 from clearhead._utils.tensor_checks import FLOAT_DTYPES
+from clearhead._utils.text import one_line
 from clearhead.ops.arguments import check_scale, check_softcap
 from clearhead.ops.call import PARTS, TENSORS, AttentionCall
 
@@ -45,7 +46,7 @@ def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> tu
     except KeyError as error:
         raise ValueError(f"{path}: saved by AttentionWeights.save, but without {error.args[0]}") from None
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: saved by AttentionWeights.save, but damaged ({error})") from None
+        raise ValueError(f"{path}: saved by AttentionWeights.save, but damaged ({one_line(error)})") from None
 
 
 def pack(call: AttentionCall, lse: Tensor, normalized: bool = True) -> tuple[dict[str, Tensor], Facts]:
@@ -227,4 +228,4 @@ def _opened(path: str | os.PathLike[str], device: torch.device | str) -> Iterato
         with safe_open(str(path), framework="pt", device=str(device)) as file:
             yield file
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not a complete safetensors file ({error})") from None
+        raise ValueError(f"{path}: not a complete safetensors file ({one_line(error)})") from None

@@ -47,15 +47,19 @@ class ReportDetails:
                 raise ValueError(f"{name} has {len(text):,} characters; expected at most {MAX_LETTERS[name]:,}")
             details[name] = text or ""
         details["view"] = details["view"].removeprefix("#")
-        if not re.fullmatch(r"[!-~]*", details["view"]):
+        if not re.fullmatch(r"([!-%'-<>-~]+=[!-%'-~]*(&|$))*", details["view"]):
             raise ValueError(f"view is {details['view']!r}; expected a URL fragment, such as 'head=cross.2.5&cell=4-2'")
         return cls(**details)
 
+    @property
+    def head(self) -> str | None:
+        """Name of the head that the view shows; None if it names none."""
+        return parse_qs(self.view).get("head", [None])[0]
+
     def cursor(self, recording: Recording) -> tuple[str, int] | None:
         """Return the stack and the query that the view selects, or None if it selects no cell of the recording."""
-        fields = parse_qs(self.view)
-        name = fields.get("head", [""])[0].rsplit(".", 2)[0]
-        cell = re.fullmatch(r"(\d{1,9})-\d{1,9}", fields.get("cell", [""])[0])
+        name = (self.head or "").rsplit(".", 2)[0]
+        cell = re.fullmatch(r"(\d{1,9})-\d{1,9}", parse_qs(self.view).get("cell", [""])[0])
         if cell is None or name not in recording.stacks:
             return None
         return name, min(int(cell[1]), len(recording[name].queries) - 1)

@@ -10,10 +10,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clearhead._utils.checks import HTML_SUFFIXES, check_suffix
+from clearhead._utils.checks import HTML_SUFFIXES, check_path, check_suffix, describe
 from clearhead._utils.files import replacing
 from clearhead.analysis import Roles
 from clearhead.recording import Recording, Stack
+from clearhead.recording.addresses import find_address
 from clearhead.viewer._media_payload import grid_side
 from clearhead.viewer._recording_cache import RecordingCache
 from clearhead.viewer.report._details import ReportDetails, focused_queries
@@ -85,9 +86,13 @@ def report(
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {type(recording).__name__}; expected a Recording, such as record(model, text)")
     if path is not None:
-        check_suffix("path", path, *HTML_SUFFIXES)
+        check_suffix("path", check_path("path", path), *HTML_SUFFIXES)
+    if not callable(progress):
+        raise TypeError(f"progress is {describe(progress)}; expected a function of done and total")
     cache = RecordingCache(recording, roles)
     details = ReportDetails.checked(title=title, note=note, command=command, view=view)
+    if details.head is not None:
+        find_address(recording, details.head)  # raises for a head that the recording does not have
     with nullcontext() if path is None else replacing(path) as temporary:  # an unwritable path fails before the work
         plans = sampling_plans(cache, details)
         total = sum(len(stack.layers) for stack in recording.stacks.values())
