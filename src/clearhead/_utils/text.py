@@ -24,9 +24,9 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda match: _escaped(match[0]), text)
 
 
-def one_line(error: Exception) -> str:
-    """Return the message of an error on one line of at most 300 characters, with control characters escaped."""
-    return visible_text(" ".join(str(error)[:300].split()))
+def one_line(message: Exception | str) -> str:
+    """Return the first 300 characters of a message on one line, with control characters escaped."""
+    return visible_text(" ".join(str(message)[:300].split()))
 
 
 def visible_text(token: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead._utils.text import one_line
 from clearhead.ops.statistics import TopK
 from clearhead.recording.recording import Recording, Tokens
 from clearhead.serving.finished import FinishedRequest
@@ -161,7 +162,7 @@ class SeenRequest:
                 recording_file,
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path}: saved by SeenRequest.save, but damaged ({error})") from None
+            raise ValueError(f"{path}: saved by SeenRequest.save, but damaged ({one_line(error)})") from None
 
 
 class SeenRequests(Mapping[str, SeenRequest]):

@@ -24,6 +24,7 @@ from clearhead._utils import checksums
 from clearhead._utils.checks import check_int
 from clearhead._utils.files import write_text
 from clearhead._utils.locks import locked
+from clearhead._utils.text import one_line
 from clearhead.translation._checkpoint import checkpoint_tensors, load_tensors
 from clearhead.translation.config import Config, first_difference
 from clearhead.translation.model import Transformer
@@ -191,7 +192,7 @@ class RunDirectory:
             facts = json.loads(text)
             config = Config.from_dict(facts.pop("config"))
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path}: not the configuration of a run ({error})") from None
+            raise ValueError(f"{path}: not the configuration of a run ({one_line(error)})") from None
         if {"run", "sha256"} & facts.keys() and not checksums.json_matches(text):
             self._refuse(f"{path}: changed since it was written ({self._reason(config, facts.get('run'))})")
         facts.pop("sha256", None)
@@ -258,8 +259,7 @@ class RunDirectory:
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(f"{path}: the weights do not match config.json ({reason})") from None
+            raise ValueError(f"{path}: the weights do not match config.json ({one_line(error)})") from None
 
     def check_best(self) -> None:
         """Raise FileNotFoundError or ValueError if the best weights are missing, damaged or of another run."""
@@ -305,8 +305,7 @@ class RunDirectory:
             except ChangedRunError:
                 raise
             except (ValueError, KeyError, TypeError, RuntimeError, IsADirectoryError) as error:
-                reason = " ".join(str(error).removeprefix(f"{path}: ").split())[:200]
-                broken[name] = f"{path}: {reason}"
+                broken[name] = f"{path}: {one_line(str(error).removeprefix(f'{path}: '))}"
                 continue
             for broken_name, message in broken.items():
                 new_name = self._set_aside(broken_name)

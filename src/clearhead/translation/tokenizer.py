@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from clearhead._utils.extras import needs_extra
 from clearhead._utils.files import write_text
+from clearhead._utils.text import one_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -127,7 +128,7 @@ class Vocabulary:
         try:
             return cls(Tokenizer.from_file(str(path)))
         except Exception as error:  # the library raises Exception, not a subclass
-            raise ValueError(f"{path}: not a tokenizer ({error})") from None
+            raise ValueError(f"{path}: not a tokenizer ({one_line(error)})") from None
 
     def _preprocess(self, text: str) -> str:
         return text if self._word_level else _add_leading_space(text)
