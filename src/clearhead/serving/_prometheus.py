@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -20,12 +19,11 @@ class AttentionCollector(Collector):
     """Collector that reads the snapshots of a run when the metrics are scraped.
 
     Args:
-        folder: output folder of the server.
-        run: name of the run; snapshots of other runs are left out.
+        folder: folder of the run.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], run: str) -> None:
-        self.folder, self.run = Path(folder), run
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def describe(self) -> Iterator[Metric]:
         """Yield the metrics without samples, from which the registry takes the names."""
@@ -33,17 +31,17 @@ class AttentionCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all processes of the run."""
-        return _metrics(metric_families(read_snapshots(self.folder, self.run)))
+        return _metrics(metric_families(read_snapshots(self.folder)))
 
 
-def install(folder: str | os.PathLike[str], run: str, *, registry: CollectorRegistry = REGISTRY) -> None:
-    """Register the collector once in a registry; later calls change its folder and run."""
+def install(folder: Path, *, registry: CollectorRegistry = REGISTRY) -> None:
+    """Register the collector once in a registry; later calls change its folder."""
     collector = _collectors.get(registry)
     if collector is None:
-        collector = AttentionCollector(folder, run)
+        collector = AttentionCollector(folder)
         registry.register(collector)
         _collectors[registry] = collector
-    collector.folder, collector.run = Path(folder), run
+    collector.folder = folder
 
 
 def _metrics(families: Iterable[Family]) -> Iterator[Metric]:

@@ -12,20 +12,23 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead._utils.text import printable
 from clearhead.serving._vllm_backends import log_once
 from clearhead.serving._vllm_layers import check_attention, observed_attention_layers, paged_cache, served_layer
 from clearhead.serving._vllm_runners import BatchReader
 from clearhead.serving._vllm_start import check_version
+from clearhead.serving.answers import StopRules
 from clearhead.serving.metrics import Outcome
 from clearhead.serving.native import native_kernel
 from clearhead.serving.observer import Observer, Scheduled
+from clearhead.serving.output_files import check_writable
 from clearhead.serving.paged import PagedCache
+from clearhead.serving.rare_warnings import RareWarnings
 from clearhead.serving.requests import RequestState
 from clearhead.serving.settings import RequestOptions, Settings
 from clearhead.serving.spans import SpanLike, resolve_spans
-from clearhead.serving.tokens import load_tokenizer
+from clearhead.serving.tokens import tokenizer_or_none
 from clearhead.serving.writer import Writer
+from clearhead.serving.writer_process import WriterProcess
 
 logger = logging.getLogger("clearhead.serving")
 RANDOM_SUFFIX = 9  # vLLM appends "-" and 8 random characters to the ids of clients
@@ -43,11 +46,16 @@ class EngineObservation:
         if len({layer.heads for layer in self._served.values()}) > 1:
             raise ValueError("the layers have different numbers of heads; expected the same in all layers")
         self._reader = BatchReader(runner)
+        model = config.model_config
+        self._load_tokenizer = functools.partial(
+            tokenizer_or_none, model.tokenizer, model.tokenizer_revision, model.trust_remote_code
+        )
         self._tokenizer = functools.cache(self._load_tokenizer)
         self._failed = False
+        self._warnings = RareWarnings()
         self._settings: Settings | None = None
         self._observer: Observer | None = None
-        self._writer: Writer | None = None
+        self._writer: Writer | WriterProcess | None = None
         for index, (_, layer) in enumerate(layers):
             layer.impl.clearhead_listener = functools.partial(self.attend, index)
 
@@ -66,17 +74,28 @@ class EngineObservation:
             observation.start(settings)
         return observation
 
-    def start(self, settings: Settings) -> None:
-        """Observe all requests from now on."""
+    def start(self, settings: Settings, *, in_process: bool = False) -> None:
+        """Observe all requests from now on.
+
+        Args:
+            settings: settings of the observation.
+            in_process: write the results in a thread of this process, whose caller waits for them. Default: in a
+                process that continues when this one is killed.
+        """
         chosen = {i: layer for i, layer in self._served.items() if settings.layers is None or i in settings.layers}
         heads = next(iter(self._served.values())).heads
         if not chosen:
             raise ValueError(f"layers is {settings.layers}; expected some of 0 to {len(self._served) - 1}")
         if settings.heads is not None and max(settings.heads) >= heads:
             raise ValueError(f"heads is {settings.heads}; expected indices below {heads}")
+        check_writable(settings.output)
         on_cpu = self._config.device_config.device_type == "cpu"
         self._tokenizer()  # loading it takes up to a second, so it is done before the first request
-        self._writer = Writer(settings, self._config.model_config.served_model_name, self._tokenizer)
+        model = self._config.model_config
+        if in_process:
+            self._writer = Writer(settings, model.served_model_name, self._tokenizer)
+        else:
+            self._writer = WriterProcess(settings, model.served_model_name, self._load_tokenizer, list(chosen))
         self._observer = Observer(
             chosen,
             settings.wanted,
@@ -98,7 +117,7 @@ class EngineObservation:
             self._stop()
             chosen = settings_of(self._config) if settings is None else Settings.from_mapping(json.loads(settings))
             if chosen is not None:
-                self.start(chosen)
+                self.start(chosen, in_process=settings is not None)
         except Exception as error:
             return str(error)
         return None
@@ -108,6 +127,7 @@ class EngineObservation:
         self._observer = self._writer = self._settings = None
         if observer is not None and writer is not None:
             observer.finish(observer.requests, self._reader.last_written)
+            writer.set_under_way(0)
             writer.flush()
             writer.close()
 
@@ -116,6 +136,7 @@ class EngineObservation:
         if self._observer is not None and self._writer is not None:
             with self._apart("the last requests"):
                 self._observer.finish(self._observer.requests, self._reader.last_written)
+            self._writer.set_under_way(0)
             self._writer.close()
 
     def begin_step(self, scheduled: Any) -> None:
@@ -149,6 +170,11 @@ class EngineObservation:
                     self._count("dropped")
             except Exception:
                 self._fail("a step")
+            self._note_under_way(self._observer)
+
+    def _note_under_way(self, observer: Observer) -> None:
+        assert self._writer is not None
+        self._writer.set_under_way(len(observer.requests))
 
     def _begin(self, observer: Observer, scheduled: Any) -> None:
         for request_id in scheduled.finished_req_ids:
@@ -161,6 +187,7 @@ class EngineObservation:
             if request.req_id not in observer.requests and not _is_resumed(request):
                 with self._apart("a new request"):
                     self._add(observer, request)
+        self._note_under_way(observer)
         if not observer.requests:
             observer.skip()
             return
@@ -176,14 +203,18 @@ class EngineObservation:
         """Observe a new request if the settings or its options choose it."""
         assert self._settings is not None
         extra = getattr(request.sampling_params, "extra_args", None) or {}
-        given = extra.get("clearhead") if self._settings.client_options else None
         request_id: str = request.req_id
+        given = extra.get("clearhead")
+        if given is not None and not self._settings.client_options:
+            given = None
+            self._warnings.log("ignored", f"request {request_id} has options, but the setting client_options is off")
         prompt: list[int] = list(request.prompt_token_ids or ())
-        options = RequestOptions()
         try:
-            options = options if given is None else RequestOptions.parse(given)
-        except (TypeError, ValueError) as error:
-            logger.warning("request %s: %s", printable(request_id), error)  # and observe it without options
+            options = RequestOptions() if given is None else RequestOptions.parse(given)
+        except (TypeError, ValueError) as error:  # the options may have asked for privacy
+            self._warnings.log("options", f"request {request_id} is not observed: {error}")
+            self._count("skipped")
+            return
         client_id = _client_id(request_id)
         choice = self._settings.chooses(client_id, options)
         # tokens of images may attend to later ones
@@ -193,7 +224,12 @@ class EngineObservation:
             return
         spans = self._resolve(request_id, prompt, self._settings.spans, strict=False)
         spans |= self._resolve(request_id, prompt, options.spans, strict=True)
-        observer.add(RequestState(request_id, prompt, spans, record=choice.recorded, client_id=client_id))
+        rules = StopRules.of(
+            request.sampling_params, len(prompt), getattr(self._config.model_config, "max_model_len", None)
+        )
+        observer.add(
+            RequestState(request_id, prompt, spans, record=choice.recorded, client_id=client_id, stop_rules=rules)
+        )
 
     def _resolve(
         self, request_id: str, prompt: list[int], spans: Mapping[str, SpanLike], *, strict: bool
@@ -203,13 +239,13 @@ class EngineObservation:
         resolved = resolve_spans(spans, prompt, tokenizer, strict=False)
         missing = [name for name in spans if strict and name not in resolved]
         if missing:
-            names = printable(", ".join(missing))
-            logger.warning("request %s: the text of %s does not occur in the prompt", printable(request_id), names)
+            names = ", ".join(missing)
+            self._warnings.log("spans", f"request {request_id}: the text of {names} does not occur in the prompt")
         return resolved
 
     def _count(self, outcome: Outcome) -> None:
         assert self._writer is not None
-        self._writer.metrics.count(outcome)
+        self._writer.count(outcome)
 
     def _fail(self, part: str) -> None:
         assert self._observer is not None
@@ -230,13 +266,6 @@ class EngineObservation:
         if not self._failed:
             self._failed = True
             logger.exception("clearhead could not observe %s; its requests are dropped", part)
-
-    def _load_tokenizer(self) -> Any:
-        model = self._config.model_config
-        loaded = load_tokenizer(model.tokenizer, model.tokenizer_revision, model.trust_remote_code)
-        if loaded.tokenizer is None:
-            logger.warning("tokens are shown as ids: %s", loaded.reason)
-        return loaded.tokenizer
 
 
 def settings_of(config: Any) -> Settings | None:

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import functools
-import os
 
 from clearhead._utils.tested_versions import untested_version
 from clearhead.serving._vllm_backends import attach_log_handler, log_once
-from clearhead.serving.plugin import RUN_VARIABLE
 
 
 @functools.cache
@@ -18,13 +16,15 @@ def start_process() -> None:
     try:
         from clearhead.serving._prometheus import install as install_collector
         from clearhead.serving._vllm_worker import install as install_hooks
+        from clearhead.serving.run_folder import run_folder
         from clearhead.serving.settings import Settings
 
         settings = Settings.from_environment()
         assert settings is not None
         install_hooks()
+        folder = run_folder()
         if settings.metrics:
-            install_collector(settings.output, os.environ[RUN_VARIABLE])
+            install_collector(folder)
     except Exception as error:  # a server must start in any case
         log_once(f"clearhead observes no requests: {error}")
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.serving.answers import FinishReason, StopRules
 from clearhead.serving.layers import ServedLayer
+
+Phases = dict[str, slice]
 
 # statistics with one value per head and query row
 ROW_STATISTICS = ("entropy", "distance", "peak", "sink")
@@ -54,6 +57,9 @@ class FinishedRequest:
         dropped: reason why a recording that was asked for is missing; None otherwise.
         client_id: id of the request that its client uses, which may repeat. Default: `id`.
         unread: last token that the model wrote, which it never read; None if it is unknown.
+        stop_rules: parameters of the request that end its answer.
+        answer_tokens: number of tokens of the answer; None if it is not computed yet. The model may have written more.
+        finish_reason: reason why the answer ended; None if it is unknown.
     """
 
     id: str
@@ -68,6 +74,9 @@ class FinishedRequest:
     dropped: str | None = None
     client_id: str | None = None
     unread: int | None = None
+    stop_rules: StopRules = field(default_factory=StopRules)
+    answer_tokens: int | None = None
+    finish_reason: FinishReason | None = None
 
     @property
     def request(self) -> str:
@@ -83,3 +92,25 @@ class FinishedRequest:
     def first_answer_row(self) -> int:
         """Index of the first row that predicts a token of the answer: the row of the last token of the prompt."""
         return max(0, min(self.prompt_len - 1 - self.first_row, self.rows))
+
+    @property
+    def phases(self) -> Phases:
+        """Rows of the prompt and of the answer, by name."""
+        return phases_of(self.rows, self.first_answer_row, self.answer_tokens)
+
+    @property
+    def written(self) -> list[int]:
+        """Tokens that the model wrote, without the last one if it is unknown."""
+        return self.token_ids[self.prompt_len :] + ([] if self.unread is None else [self.unread])
+
+
+def phases_of(rows: int, first_answer_row: int, answer_tokens: int | None = None) -> Phases:
+    """Return the rows of the prompt and of the answer, by name. Either may have no rows.
+
+    Args:
+        rows: number of rows.
+        first_answer_row: index of the first row of the answer.
+        answer_tokens: number of tokens of the answer, each predicted by a row. Default: all rows are part of it.
+    """
+    end = rows if answer_tokens is None else min(rows, first_answer_row + answer_tokens)
+    return {"prompt": slice(0, first_answer_row), "answer": slice(first_answer_row, end)}

@@ -12,14 +12,8 @@ from torch import Tensor
 from clearhead._utils.json_numbers import json_numbers
 from clearhead.serving.finished import ROW_STATISTICS, FinishedRequest
 
-Phases = dict[str, slice]
 HeadMeans = dict[str, Float[np.ndarray, "*spans layers heads"]]
 PhaseMeans = dict[str, HeadMeans | None]
-
-
-def phases_of(rows: int, first_answer_row: int) -> Phases:
-    """Return the rows of the prompt and of the answer, by name. Either may have no rows."""
-    return {"prompt": slice(0, first_answer_row), "answer": slice(first_answer_row, rows)}
 
 
 def head_means(statistics: Mapping[str, Tensor], rows: slice) -> HeadMeans | None:
@@ -45,8 +39,7 @@ def _mean_of_rows(values: Float[np.ndarray, "layers heads rows"]) -> Float[np.nd
 
 def phase_means(finished: FinishedRequest) -> PhaseMeans:
     """Return `head_means` of the prompt and of the answer of a request whose tensors are on the CPU."""
-    phases = phases_of(finished.rows, finished.first_answer_row)
-    return {phase: head_means(finished.statistics, rows) for phase, rows in phases.items()}
+    return {phase: head_means(finished.statistics, rows) for phase, rows in finished.phases.items()}
 
 
 def means_of_heads(means: HeadMeans | None, spans: Iterable[str]) -> dict[str, Any] | None:

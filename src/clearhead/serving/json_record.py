@@ -6,7 +6,7 @@ from typing import Any
 
 from clearhead._utils.json_numbers import json_numbers
 from clearhead.serving.finished import FinishedRequest
-from clearhead.serving.head_means import PhaseMeans, means_by_head, means_of_heads, phases_of
+from clearhead.serving.head_means import PhaseMeans, means_by_head, means_of_heads
 
 
 def json_record(
@@ -31,7 +31,7 @@ def json_record(
         dropped: reason why the recording is missing. Default: that of the request.
     """
     statistics, spans = finished.statistics, finished.spans
-    phases = phases_of(finished.rows, finished.first_answer_row)
+    phases = finished.phases
     record = {
         "request": finished.request,
         "id": str(finished.id),
@@ -39,6 +39,7 @@ def json_record(
         "time": time,
         "prompt_tokens": finished.prompt_len,
         "cached_tokens": finished.first_row,
+        "finish_reason": finished.finish_reason,
         "rows": {phase: rows.stop - rows.start for phase, rows in phases.items()},
         "layers": list(finished.layers),
         "heads": None if finished.heads is None else list(finished.heads),

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from clearhead._utils.temporaries import is_alive
 from clearhead.serving.metrics import OUTCOMES
-from clearhead.serving.output_files import METRICS, file_stem
+from clearhead.serving.run_folder import COUNTERS, Counters
 
-SECONDS_TO_KEEP = 24 * 3600
 ROW_LABELS = ("model_name", "layers", "phase")
 
 
@@ -89,41 +86,17 @@ def metric_families(snapshots: Iterable[dict[str, Any]]) -> list[Family]:
     return list(families.values())
 
 
-def snapshot_path(output: Path, run: str, process: int) -> Path:
-    """Return the path of the snapshot of one process of a run."""
-    return output / METRICS / f"{file_stem(run)}-{process}.json"
-
-
-def delete_old_snapshots(output: Path, run: str) -> None:
-    """Delete the snapshots of other runs whose processes have ended, a day after they were written.
-
-    A server on another host that shares the folder writes its snapshot again after its next request.
-    """
-    for path, name, process in _snapshots(output):
-        with suppress(OSError):
-            is_old = time.time() - path.stat().st_mtime > SECONDS_TO_KEEP
-            if name != file_stem(run) and is_old and not is_alive(process):
-                path.unlink()
-
-
-def _snapshots(output: Path) -> Iterator[tuple[Path, str, int]]:
-    """Yield path, run and process id of each snapshot."""
-    for path in sorted((output / METRICS).glob("*.json")):
-        name, _, process = path.stem.rpartition("-")
-        if process.isdecimal():
-            yield path, name, int(process)
-
-
-def read_snapshots(output: Path, run: str) -> list[dict[str, Any]]:
-    """Return the snapshots of all processes of a run. Unreadable files are skipped: a monitoring page must not fail."""
+def read_snapshots(folder: Path) -> list[dict[str, Any]]:
+    """Return the snapshots in the folder of a run. Unreadable files are skipped: a monitoring page must not fail."""
     snapshots = []
-    for path, name, _ in _snapshots(output):
-        if name != file_stem(run):
-            continue
+    for path in sorted(folder.glob("*.json")):
         try:
             snapshot = json.loads(path.read_text(encoding="utf-8"))
             metric_families([snapshot])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
+        with suppress(OSError, ValueError), path.with_suffix(COUNTERS).open("r+b") as file:
+            counters = Counters(file)  # of the process that observes
+            snapshot["requests"] = {name: snapshot["requests"].get(name, 0) + counters[name] for name in OUTCOMES}
         snapshots.append(snapshot)
     return snapshots

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from clearhead._utils.text import printable
 from clearhead.serving.finished import FinishedRequest
-from clearhead.serving.head_means import PhaseMeans, phases_of
+from clearhead.serving.head_means import PhaseMeans
 from clearhead.serving.indices import format_indices
+from clearhead.serving.settings import Settings
 
 Outcome = Literal["observed", "recorded", "dropped", "failed", "skipped"]
 OUTCOMES: tuple[Outcome, ...] = ("observed", "recorded", "dropped", "failed", "skipped")
+ROW_SERIES = ("entropy", "sink")
 MAX_SPANS = 32  # names of spans; each is a time series of the monitoring system
 MAX_SPAN_LETTERS = 80
 OTHER_SPANS = "other"
@@ -25,15 +29,27 @@ class Metrics:
     Args:
         model: name of the model.
         layer_groups: number of groups into which the observed layers are divided.
+        layers: observed layers.
+        statistics: names of the series that begin with 0, before the first request.
     """
 
-    def __init__(self, model: str, layer_groups: int) -> None:
+    def __init__(
+        self, model: str, layer_groups: int, layers: Sequence[int] = (), statistics: Sequence[str] = ()
+    ) -> None:
         self._model, self._layer_groups = model, layer_groups
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-        self._sums: dict[tuple[str, str | None, str, str], tuple[float, int]] = {}
+        groups = [format_indices(layers[part]) for part in split_layers(len(layers), layer_groups)]
+        series = itertools.product(statistics, (None,), groups, ("prompt", "answer"))
+        self._sums: dict[tuple[str, str | None, str, str], tuple[float, int]] = dict.fromkeys(series, (0.0, 0))
         self._spans: set[str] = set()
         self._version = 0
+
+    @classmethod
+    def of(cls, settings: Settings, model: str, layers: Sequence[int]) -> Metrics:
+        """Return the sums of a server that has not answered yet."""
+        statistics = [name for name in ROW_SERIES if getattr(settings, name)]
+        return cls(model, settings.layer_groups, layers, statistics)
 
     @property
     def version(self) -> int:
@@ -56,13 +72,13 @@ class Metrics:
             finished: the request.
             means: its `phase_means`, which times the number of rows are the sums.
         """
-        phases = phases_of(finished.rows, finished.first_answer_row)
+        phases = finished.phases
         spans = [self._span(name) for name in finished.spans]
         for part in split_layers(len(finished.layers), self._layer_groups):
             layers = format_indices(finished.layers[part])
             for phase, rows in phases.items():
                 heads, count = means[phase] or {}, rows.stop - rows.start
-                for name in ("entropy", "sink"):
+                for name in ROW_SERIES:
                     if name in heads:
                         self._add_rows((name, None, layers, phase), heads[name][part].mean(), count)
                 if "mass" in heads:

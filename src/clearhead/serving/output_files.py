@@ -8,12 +8,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 from urllib.parse import quote
 
 from clearhead._utils.temporaries import temporary_folder
+from clearhead._utils.text import printable
 
-REQUESTS, RECORDINGS, STATISTICS, METRICS = "requests.jsonl", "recordings", "statistics", "metrics"
+REQUESTS, RECORDINGS, STATISTICS = "requests.jsonl", "recordings", "statistics"
 MAX_NAME = 160  # letters of a name; file systems allow 255 bytes, and temporary names are longer
 
 
@@ -36,6 +38,17 @@ def statistics_path(output: Path, request: str) -> Path:
     return output / STATISTICS / f"{file_stem(request)}.safetensors"
 
 
+def check_writable(output: Path) -> None:
+    """Raise if no file can be created and written in a folder. Create the folder."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=output, buffering=0) as file:
+            file.write(b"\n")
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror})"
+        raise ValueError(f"output is {printable(str(output))}, which {reason}; expected a folder for results") from None
+
+
 @contextmanager
 def placing(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and move the file to `path` at the end. Create the folder of `path`.
@@ -45,6 +58,7 @@ def placing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(path.parent) as folder:
         yield folder / path.name
+        (folder / path.name).chmod(0o600)  # prompts and answers are private
         (folder / path.name).replace(path)
 
 
@@ -56,7 +70,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     """
     line = json.dumps(record, allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":

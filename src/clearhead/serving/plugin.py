@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import Any
 
 VARIABLE = "CLEARHEAD_OBSERVE"
-RUN_VARIABLE = "CLEARHEAD_RUN"  # names the files of one server; engine processes inherit it
+RUN_VARIABLE = "CLEARHEAD_RUN"  # folder of the counters of one server; engine processes inherit it
 _ORIGINALS: dict[str, str] = {}  # path of each backend's class before it was replaced
 
 
@@ -24,7 +23,6 @@ def register() -> None:
     if is_asked():
         from clearhead.serving._vllm_start import start_process
 
-        os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")
         start_process()
     for backend in AttentionBackendEnum:
         try:

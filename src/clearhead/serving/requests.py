@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from clearhead.serving.answers import StopRules
 from clearhead.serving.finished import FinishedRequest, RecordedLayer
 from clearhead.serving.layers import ServedLayer
 from clearhead.serving.row_parts import STEPS, RowParts, StepValue
@@ -39,13 +40,22 @@ class RequestState:
         is_recorded: whether queries, keys and values are kept.
         dropped: reason why a recording that was asked for is missing.
         nbytes: memory of the state, about.
+        stop_rules: parameters of the request that end its answer.
     """
 
     def __init__(
-        self, request_id: str, prompt_ids: list[int], spans: Spans, *, record: bool, client_id: str | None = None
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        spans: Spans,
+        *,
+        record: bool,
+        client_id: str | None = None,
+        stop_rules: StopRules | None = None,
     ) -> None:
         self.id, self.client_id = request_id, client_id or request_id
         self.prompt_ids, self.spans, self.is_recorded = prompt_ids, spans, record
+        self.stop_rules = stop_rules or StopRules()
         self.first_row: int | None = None
         self.next_row = 0
         self.dropped: str | None = None
@@ -157,6 +167,7 @@ class RequestState:
             tuple(self._recorded(layer) for layer in layers.values()) if self._chunks else (),
             self.dropped,
             self.client_id,
+            stop_rules=self.stop_rules,
         )
 
     def _token_ids(self) -> list[int]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from clearhead._utils.text import one_line
 from clearhead.ops.statistics import TopK
 from clearhead.recording.recording import Recording, Tokens
-from clearhead.serving.finished import FinishedRequest
-from clearhead.serving.head_means import head_means, means_of_heads, phases_of
+from clearhead.serving.finished import FinishedRequest, phases_of
+from clearhead.serving.head_means import head_means, means_of_heads
 from clearhead.serving.output_files import REQUESTS, recording_path, statistics_path
 from clearhead.weights import serialization
 
@@ -45,6 +45,9 @@ class SeenRequest:
         spans: spans of tokens by name, in the order of `mass`.
         statistics: tensors by name.
         recording_file: path of the recording, which may not exist; None if unknown.
+        answer_tokens: number of tokens of the answer; None if unknown. Rows after it are of tokens that the model
+            wrote and the server left out.
+        finish_reason: "stop", "length" or "abort"; None if unknown.
     """
 
     id: str
@@ -58,6 +61,8 @@ class SeenRequest:
     spans: dict[str, tuple[int, int]]
     statistics: dict[str, Tensor] = field(repr=False)
     recording_file: Path | None = None
+    answer_tokens: int | None = None
+    finish_reason: str | None = None
 
     @classmethod
     def of(cls, finished: FinishedRequest, model: str, tokens: Tokens) -> SeenRequest:
@@ -73,6 +78,8 @@ class SeenRequest:
             finished.heads,
             dict(finished.spans),
             finished.statistics,
+            answer_tokens=finished.answer_tokens,
+            finish_reason=finished.finish_reason,
         )
 
     @property
@@ -119,7 +126,7 @@ class SeenRequest:
     @property
     def means(self) -> dict[str, Any]:
         """Means over all layers and heads, for the rows of the prompt and of the answer; as in the JSON lines."""
-        phases = phases_of(len(self.token_ids) - self.first_row, self.first_answer_row)
+        phases = phases_of(len(self.token_ids) - self.first_row, self.first_answer_row, self.answer_tokens)
         return {phase: means_of_heads(head_means(self.statistics, rows), self.spans) for phase, rows in phases.items()}
 
     @cached_property
@@ -136,7 +143,7 @@ class SeenRequest:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the statistics to one safetensors file, without the recording."""
-        names = ("model", "prompt_len", "first_row", "layers", "heads", "spans")
+        names = ("model", "prompt_len", "first_row", "layers", "heads", "spans", "answer_tokens", "finish_reason")
         facts = {name: getattr(self, name) for name in names} | {"request": self.id, "tokens": asdict(self.tokens)}
         tensors = {**self.statistics, "token_ids": torch.tensor(self.token_ids, dtype=torch.int64)}
         serialization.write(path, tensors, {"format": FORMAT, "version": VERSION, **facts})
@@ -160,6 +167,8 @@ class SeenRequest:
                 {name: (start, end) for name, (start, end) in facts["spans"].items()},
                 tensors,
                 recording_file,
+                facts.get("answer_tokens"),  # files of clearhead 0.2 have neither
+                facts.get("finish_reason"),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path}: saved by SeenRequest.save, but damaged ({one_line(error)})") from None

@@ -22,6 +22,7 @@ from clearhead.serving.statistics import StatisticsWanted
 _OFF = ("", "0")
 _UNCLEAR = ("1", "true", "false", "yes", "no", "on", "off")  # would be odd names of a folder
 _EXPECTED = "the folder for results, a .toml or .json file, JSON in braces, or 0 to observe nothing"
+MAX_MEMORY = 2**50
 _MAX_INDEX = 10_000  # above the layers and heads of any model
 _MAX_JSON = 2**23  # characters of the options of one request
 _MAX_MESSAGE = 300  # characters of an error that a client causes
@@ -78,7 +79,7 @@ class Settings:
     metrics: bool = True
     layer_groups: int = 4
     compile: bool = True
-    client_options: bool = True
+    client_options: bool = False
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -275,7 +276,7 @@ def _share(name: str, value: object) -> float:
 
 
 def _memory(value: object) -> int:
-    return check_int("memory", parse_bytes("memory", value) if isinstance(value, str) else value, 1, 2**50)
+    return check_int("memory", parse_bytes("memory", value) if isinstance(value, str) else value, 1, MAX_MEMORY)
 
 
 def _plain(value: object) -> object:

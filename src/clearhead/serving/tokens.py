@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from clearhead.recording.decoding import decoded
 from clearhead.recording.recording import Tokens
 
+logger = logging.getLogger("clearhead.serving")
 _MAX_REASON = 200  # characters
 
 
@@ -41,6 +43,14 @@ def load_tokenizer(name: str, revision: str | None = None, trust_remote_code: bo
     except Exception as error:  # transformers and code of models raise any error; tokens are then shown as ids
         reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())
         return LoadedTokenizer(None, reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}…")
+
+
+def tokenizer_or_none(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any | None:
+    """Return the tokenizer of `load_tokenizer`, or log why it is missing."""
+    loaded = load_tokenizer(name, revision, trust_remote_code)
+    if loaded.tokenizer is None:
+        logger.warning("tokens are shown as ids: %s", loaded.reason)
+    return loaded.tokenizer
 
 
 def token_texts(ids: Sequence[int], tokenizer: Any | None) -> Tokens:

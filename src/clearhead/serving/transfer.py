@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from clearhead._utils.text import format_bytes
 from clearhead.serving.finished import FinishedRequest, RecordedLayer
 
 TOKEN_BYTES = 40  # of a Python integer and its reference
@@ -23,6 +24,15 @@ def request_bytes(finished: FinishedRequest) -> int:
 def recording_bytes(finished: FinishedRequest) -> int:
     """Return the memory of the recording of a request."""
     return _storage_bytes(_recorded(finished.recording))
+
+
+def fit(finished: FinishedRequest, free: int) -> tuple[FinishedRequest | None, int]:
+    """Return a request and its bytes. Beyond the free memory its recording is left out, and then the request itself."""
+    size, extra = request_bytes(finished), recording_bytes(finished)
+    if extra and size + extra > free:
+        reason = f"the recording of {format_bytes(extra)} exceeds the memory that the queue has left"
+        finished, extra = replace(finished, recording=(), dropped=reason), 0
+    return (finished, size + extra) if size <= free else (None, 0)
 
 
 def _storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -49,6 +59,11 @@ class PendingTransfer:
         tensors = (*finished.statistics.values(), *_recorded(finished.recording))
         devices = {tensor.device for tensor in tensors if tensor.is_cuda}
         self._events = {device: torch.cuda.current_stream(device).record_event() for device in devices}
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """True if `to_cpu` does not wait for a GPU."""
+        return not self._events
 
     def to_cpu(self) -> FinishedRequest:
         """Return the request with all tensors on the CPU, after waiting for the kernels that compute them.

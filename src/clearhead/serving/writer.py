@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from clearhead._utils.files import write_text
-from clearhead._utils.text import format_bytes, json_text, printable
+from clearhead._utils.text import json_text, printable
 from clearhead.recording.names import model_name
+from clearhead.serving.answers import end_of_answer
 from clearhead.serving.finished import FinishedRequest
 from clearhead.serving.head_means import phase_means
 from clearhead.serving.json_record import json_record
-from clearhead.serving.metric_families import delete_old_snapshots, snapshot_path
-from clearhead.serving.metrics import Metrics
+from clearhead.serving.metrics import Metrics, Outcome
 from clearhead.serving.output_files import REQUESTS, append_line, placing, recording_path, statistics_path
-from clearhead.serving.plugin import RUN_VARIABLE
+from clearhead.serving.rare_warnings import RareWarnings
 from clearhead.serving.recorded import RequestTexts, to_recording
 from clearhead.serving.results import SeenRequest
 from clearhead.serving.settings import Settings
-from clearhead.serving.transfer import PendingTransfer, recording_bytes, request_bytes
+from clearhead.serving.transfer import PendingTransfer, fit
 
 SECONDS_BETWEEN_SNAPSHOTS = 1.0
-SECONDS_BETWEEN_WARNINGS = 60.0
 T = TypeVar("T")
-log = logging.getLogger("clearhead.serving")
 
 
 class _Entry(NamedTuple):
@@ -54,22 +51,31 @@ class Writer:
         settings: output folder, memory budget of the queue, and which files to write.
         model: name or path of the model.
         tokenizer_loader: function that returns the tokenizer, or None without one. The thread calls it once.
+        layers: observed layers.
+        snapshot_path: file for the metrics. Default: none.
+        on_written: function that the thread calls after each request.
     """
 
-    def __init__(self, settings: Settings, model: str, tokenizer_loader: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        model: str,
+        tokenizer_loader: Callable[[], Any],
+        layers: Sequence[int] = (),
+        *,
+        snapshot_path: Path | None = None,
+        on_written: Callable[[], None] | None = None,
+    ) -> None:
         self._settings, self._model = settings, model_name(model)
-        self.metrics = Metrics(self._model, settings.layer_groups)
+        self.metrics = Metrics.of(settings, self._model, layers)
         self._load_tokenizer: Callable[[], Any] | None = tokenizer_loader
         self._tokenizer: Any = None
         self._queue: deque[_Entry] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
         self._closing = self._flushing = self._busy = self._ended = False
-        self._warnings = _Warnings()
-        run = os.environ.get(RUN_VARIABLE) or str(os.getpid())
-        self._snapshot_path = snapshot_path(settings.output, run, os.getpid())
-        if settings.metrics:
-            delete_old_snapshots(settings.output, run)
+        self._warnings = RareWarnings()
+        self._snapshot_path, self._on_written = snapshot_path, on_written
         self._snapshot_version, self._snapshot_time = 0, -SECONDS_BETWEEN_SNAPSHOTS
         self._thread = threading.Thread(target=self._run, name="clearhead-writer", daemon=True)
         self._thread.start()
@@ -81,31 +87,37 @@ class Writer:
         """Memory of the requests that are not written yet."""
         return self._bytes
 
-    def put(self, finished: FinishedRequest) -> None:
+    def put(self, finished: FinishedRequest, time: str | None = None) -> None:
         """Queue a request. Beyond the memory budget its recording is dropped, and then the request itself.
 
         It neither waits nor raises. The tensors must not be changed afterwards.
+
+        Args:
+            finished: the request.
+            time: time at which it finished. Default: now.
         """
         try:
-            self._put(finished)
+            self._put(finished, time or time_now())
         except Exception as error:
-            self.metrics.count("failed")
+            self.count("failed")
             self._warnings.warn("queue a request", error)
 
-    def _put(self, finished: FinishedRequest) -> None:
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        size, extra = request_bytes(finished), recording_bytes(finished)
+    def _put(self, finished: FinishedRequest, time: str) -> None:
         with self._changed:
-            free = 0 if self._closing else self._settings.memory - self._bytes
-            if extra and size + extra > free:
-                reason = f"the recording of {format_bytes(extra)} exceeds the memory that the queue has left"
-                finished, extra = replace(finished, recording=(), dropped=reason), 0
-            if size > free or finished.dropped is not None:
-                self.metrics.count("dropped")
-            if size <= free:
-                self._queue.append(_Entry(PendingTransfer(finished), now, size + extra))
-                self._bytes += size + extra
+            fitting, size = fit(finished, 0 if self._closing else self._settings.memory - self._bytes)
+            if fitting is None or fitting.dropped is not None:
+                self.count("dropped")
+            if fitting is not None:
+                self._queue.append(_Entry(PendingTransfer(fitting), time, size))
+                self._bytes += size
                 self._changed.notify_all()
+
+    def count(self, outcome: Outcome) -> None:
+        """Count a request."""
+        self.metrics.count(outcome)
+
+    def set_under_way(self, count: int) -> None:
+        """Do nothing: the requests of an engine in a block of `observe` are not counted."""
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all queued requests and the metrics are written. Return False after `timeout` seconds."""
@@ -142,6 +154,8 @@ class Writer:
             last = entry is None and (self._closing or self._flushing)
         if entry is not None:
             self._write(entry)
+            if self._on_written is not None:
+                self._on_written()
         self._write_snapshot(now=last)
         with self._changed:
             self._busy = False
@@ -165,8 +179,9 @@ class Writer:
                 self._warnings.warn(action, error)
                 return None
 
-        finished = attempt("read tensors", entry.transfer.to_cpu)
-        if finished is not None:
+        read = attempt("read tensors", entry.transfer.to_cpu)
+        if read is not None:
+            finished = attempt("find the end of the answer", lambda: self._with_end(read)) or read
             means = attempt("compute means", lambda: phase_means(finished))
             texts = self._texts(finished) if finished.recording or self._settings.arrays else None
             recording, dropped = None, None
@@ -184,6 +199,13 @@ class Writer:
         if errors:
             self.metrics.count("failed")
 
+    def _with_end(self, finished: FinishedRequest) -> FinishedRequest:
+        """Return a request with the end of its answer."""
+        tokens, reason = end_of_answer(
+            finished.written, finished.rows - finished.first_answer_row, finished.stop_rules, self._decode
+        )
+        return replace(finished, answer_tokens=tokens, finish_reason=reason)
+
     def _write_recording(self, finished: FinishedRequest, texts: RequestTexts) -> str:
         path = recording_path(self._settings.output, str(finished.id))
         with placing(path) as temporary:
@@ -199,43 +221,37 @@ class Writer:
         append_line(self._settings.output / REQUESTS, record)
         self.metrics.count("observed")
 
+    def _loaded_tokenizer(self) -> Any:
+        if self._load_tokenizer is not None:
+            load, self._load_tokenizer = self._load_tokenizer, None
+            self._tokenizer = load()
+        return self._tokenizer
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens; nothing without a tokenizer."""
+        tokenizer = self._loaded_tokenizer()
+        return "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
+
     def _texts(self, finished: FinishedRequest) -> RequestTexts:
         """Return the texts of a request; token ids if the tokenizer fails."""
         try:
-            if self._load_tokenizer is not None:
-                load, self._load_tokenizer = self._load_tokenizer, None
-                self._tokenizer = load()
-            return RequestTexts.decode(finished, self._tokenizer)
+            return RequestTexts.decode(finished, self._loaded_tokenizer())
         except Exception as error:
             self._warnings.warn("decode tokens", error)
             return RequestTexts.decode(finished, None)
 
     def _write_snapshot(self, *, now: bool) -> None:
         version, clock = self.metrics.version, time.monotonic()
-        if not self._settings.metrics or version == self._snapshot_version:
+        if self._snapshot_path is None or version == self._snapshot_version:
             return
         if now or clock - self._snapshot_time >= SECONDS_BETWEEN_SNAPSHOTS:
             self._snapshot_version, self._snapshot_time = version, clock
             try:
-                self._snapshot_path.parent.mkdir(parents=True, exist_ok=True)
                 write_text(self._snapshot_path, json_text(self.metrics.snapshot()))
             except Exception as error:
                 self._warnings.warn("write metrics", error)
 
 
-class _Warnings:
-    """Log of errors with at most one line per minute for each action. Counts the others."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, float] = {}
-        self._unlogged: Counter[str] = Counter()
-
-    def warn(self, action: str, error: Exception) -> None:
-        clock = time.monotonic()
-        if action in self._last and clock - self._last[action] < SECONDS_BETWEEN_WARNINGS:
-            self._unlogged[action] += 1
-            return
-        self._last[action] = clock
-        count = self._unlogged.pop(action, 0)
-        repeated = f" ({count} more since the last message)" if count else ""
-        log.warning("cannot %s: %s: %s%s", action, type(error).__name__, printable(str(error)), repeated)
+def time_now() -> str:
+    """Return the time in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
