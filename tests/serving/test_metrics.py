@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -13,14 +11,10 @@ import torch
 from clearhead.serving.finished import FinishedRequest
 from clearhead.serving.head_means import phase_means
 from clearhead.serving.indices import format_indices
-from clearhead.serving.metric_families import (
-    SECONDS_TO_KEEP,
-    delete_old_snapshots,
-    metric_families,
-    read_snapshots,
-    snapshot_path,
-)
+from clearhead.serving.metric_families import metric_families, read_snapshots
 from clearhead.serving.metrics import MAX_SPANS, OUTCOMES, Metrics, split_layers
+from clearhead.serving.run_folder import Counters
+from clearhead.serving.settings import Settings
 from support.served_requests import finished_request
 
 
@@ -136,56 +130,56 @@ def test_indices_are_abbreviated(indices, text):
 
 
 class TestSnapshots:
-    def write(self, folder, process, metrics, run="run"):
-        path = snapshot_path(folder, run, process)
-        path.parent.mkdir(exist_ok=True)
+    def write(self, folder, name, metrics):
+        path = folder / f"{name}.json"
         path.write_text(json.dumps(metrics.snapshot()))
         return path
 
     def test_processes_of_a_run_add_up(self, tmp_path):
         finished = finished_request()
-        for process in (11, 13):
+        for name in ("11-a", "13-b"):
             metrics = Metrics("model", 1)
             add(metrics, finished)
             metrics.count("observed")
-            self.write(tmp_path, process, metrics)
-        self.write(tmp_path, 17, metrics, run="other")
-        self.write(tmp_path, 19, metrics, run="run-2")
-        samples = samples_of(read_snapshots(tmp_path, "run"))
+            self.write(tmp_path, name, metrics)
+        samples = samples_of(read_snapshots(tmp_path))
         total, count = series_of(metrics)["entropy", None, "0-2", "answer"]
         assert samples["clearhead_attention_entropy_nats"]["model", "0-2", "answer"] == (2 * total, 2 * count)
         assert samples["clearhead_requests"]["model", "observed"] == (2, 0)
         assert samples["clearhead_requests"]["model", "failed"] == (0, 0)
         assert ("model", "0-2", "prompt", "passage") in samples["clearhead_attention_span_mass"]
 
+    def test_counters_of_the_engine_are_added(self, tmp_path):
+        metrics = Metrics("model", 1)
+        metrics.count("failed")
+        path = self.write(tmp_path, "11-a", metrics)
+        with path.with_suffix(".counters").open("w+b") as file:
+            file.truncate(Counters.SIZE)
+            Counters(file)["failed"] = 2
+        requests = samples_of(read_snapshots(tmp_path))["clearhead_requests"]
+        assert requests["model", "failed"] == (3, 0)
+        assert requests["model", "observed"] == (0, 0)
+
     @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model": 1}', '{"model": "m", "requests": 1}'])
     def test_damaged_snapshots_are_skipped(self, tmp_path, text):
         metrics = Metrics("model", 1)
         metrics.count("observed")
-        self.write(tmp_path, 11, metrics)
-        self.write(tmp_path, 13, metrics).write_text(text)
-        (tmp_path / "metrics" / "run-14.json").mkdir()
-        (tmp_path / "metrics" / "run-15.json").write_bytes(b"\xff")
-        assert len(read_snapshots(tmp_path, "run")) == 1
+        self.write(tmp_path, "11-a", metrics)
+        self.write(tmp_path, "13-b", metrics).write_text(text)
+        (tmp_path / "14-c.json").mkdir()
+        (tmp_path / "15-d.json").write_bytes(b"\xff")
+        assert len(read_snapshots(tmp_path)) == 1
 
     def test_a_folder_that_does_not_exist_has_no_snapshots(self, tmp_path):
-        assert read_snapshots(tmp_path / "none", "run") == []
+        assert read_snapshots(tmp_path / "none") == []
         assert samples_of([])["clearhead_requests"] == {}
 
 
-def test_old_snapshots_of_ended_processes_are_deleted(tmp_path):
-    ended, alive, old = 2**31 - 1, os.getpid(), time.time() - SECONDS_TO_KEEP - 60  # no process has the first number
-    kept = [
-        snapshot_path(tmp_path, "this", ended),
-        snapshot_path(tmp_path, "other", alive),
-        tmp_path / "metrics" / "a.json",
-    ]
-    recent, deleted = snapshot_path(tmp_path, "recent", ended), snapshot_path(tmp_path, "other", ended)
-    deleted.parent.mkdir()
-    for path in (*kept, recent, deleted):
-        path.write_text("{}")
-        if path != recent:
-            os.utime(path, (old, old))
-    delete_old_snapshots(tmp_path, "this")
-    assert sorted(deleted.parent.iterdir()) == sorted([*kept, recent])
-    delete_old_snapshots(tmp_path / "missing", "this")
+def test_samples_exist_before_the_first_request():
+    metrics = Metrics.of(Settings("/results", layer_groups=2), "model", [0, 1, 2])
+    samples = samples_of([metrics.snapshot()])
+    assert samples["clearhead_requests"] == {("model", outcome): (0, 0) for outcome in OUTCOMES}
+    groups = {("model", layers, phase): (0, 0) for layers in ("0", "1-2") for phase in ("prompt", "answer")}
+    assert samples["clearhead_attention_entropy_nats"] == samples["clearhead_attention_sink_share"] == groups
+    add(metrics, finished_request())
+    assert {layers for _, _, layers, _ in series_of(metrics)} == {"0", "1-2"}

@@ -13,6 +13,7 @@ from clearhead.serving._vllm_engine import EngineObservation, settings_of
 from clearhead.serving._vllm_layers import served_layer
 from clearhead.serving._vllm_runners import BatchReader
 from clearhead.serving.paged import PagedCache
+from clearhead.serving.writer import Writer
 
 HEADS, KV_HEADS, KEY_DIM, BLOCK = 6, 2, 8, 4
 
@@ -111,6 +112,7 @@ class Engine:
     def __init__(self, monkeypatch, layers=2, **additional):
         monkeypatch.setattr(_vllm_engine, "paged_cache", lambda layer, cache: PagedCache.interleaved(cache))
         monkeypatch.setattr(_vllm_engine, "check_version", lambda: None)
+        monkeypatch.setattr(_vllm_engine, "WriterProcess", Writer)
         self.layers = {f"layers.{index}": layer_of() for index in range(layers)}
         self.runner = SimpleNamespace(
             input_batch=SimpleNamespace(req_ids=[]), input_ids=SimpleNamespace(gpu=torch.zeros(64, dtype=torch.int32))
@@ -138,20 +140,20 @@ class Engine:
         self.observation.end_step()
 
 
-def new_request(request_id, prompt, options=None, computed=0, **others):
+def new_request(request_id, prompt, options=None, computed=0, sampling=None, **others):
     extra = None if options is None else {"clearhead": options}
     return SimpleNamespace(
         req_id=request_id,
         prompt_token_ids=prompt,
         num_computed_tokens=computed,
-        sampling_params=SimpleNamespace(extra_args=extra),
+        sampling_params=SimpleNamespace(extra_args=extra, **(sampling or {})),
         **others,
     )
 
 
 @pytest.fixture
 def engine(monkeypatch, tmp_path):
-    return Engine(monkeypatch, clearhead={"output": str(tmp_path), "arrays": True, "metrics": False})
+    return Engine(monkeypatch, clearhead={"output": str(tmp_path), "arrays": True, "client_options": True})
 
 
 def finish(engine, folder):
@@ -179,12 +181,39 @@ class TestEngine:
         engine.step({}, finished=["a-12345678"])
         assert finish(engine, tmp_path)["a"]["rows"] == {"prompt": 4, "answer": 3}
 
-    def test_wrong_options_are_logged_and_the_request_is_observed(self, engine, tmp_path, caplog):
+    @pytest.mark.parametrize("options", [{"unknown": True}, {"observe": False, "record": True}, "no", 7])
+    def test_requests_with_wrong_options_are_not_observed(self, engine, tmp_path, caplog, options):
         with caplog.at_level(logging.WARNING, logger="clearhead.serving"):
-            engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)), {"unknown": True})])
-        assert "unknown" in caplog.text
-        engine.step({}, finished=["a-12345678"])
-        assert finish(engine, tmp_path)["a"]["recording"] is None
+            for name in ("a-12345678", "b-12345678"):
+                engine.step({name: 5}, new=[new_request(name, list(range(5)), options)])
+        (record,) = caplog.records  # not one for each request
+        assert record.getMessage().startswith("request a-12345678 is not observed: ")
+        assert engine.observation._writer.metrics.snapshot()["requests"]["skipped"] == 2
+        engine.step({}, finished=["a-12345678", "b-12345678"])
+        assert not finish(engine, tmp_path)
+
+    def test_lines_have_the_end_of_the_answer(self, engine, tmp_path):
+        """Servers run steps after the end of an answer, until they have found it."""
+        ends = {"stop": {"eos_token_id": 50}, "length": {"max_tokens": 2}, "abort": {}}
+        names = [f"{name}-12345678" for name in ends]
+        new = [new_request(name, list(range(5)), sampling=ends[name[:-9]]) for name in names]
+        engine.step(dict.fromkeys(names, 5), new=new)
+        for step in range(3):
+            engine.step(dict.fromkeys(names, 1), computed=dict.fromkeys(names, 5 + step))
+        states = {name: SimpleNamespace(prompt_token_ids=range(5), output_token_ids=[50, 51, 52, 53]) for name in names}
+        engine.runner.requests = states
+        engine.step({}, finished=names)
+        lines = finish(engine, tmp_path)
+        assert {name: (line["finish_reason"], line["rows"]["answer"]) for name, line in lines.items()} == {
+            "stop": ("stop", 1),
+            "length": ("length", 2),
+            "abort": ("abort", 4),
+        }
+
+    def test_a_folder_that_cannot_be_written_is_refused(self, monkeypatch, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ValueError, match=r"output is .*file/out, which cannot be written \(Not a directory\)"):
+            Engine(monkeypatch, clearhead={"output": str(tmp_path / "file" / "out")})
 
     def test_requests_without_token_ids_are_skipped(self, engine, tmp_path):
         engine.step({"a-12345678": 5}, new=[new_request("a-12345678", None)])
@@ -246,8 +275,8 @@ class TestEngine:
         engine.step({"c-12345678": 5}, new=[new_request("c-12345678", list(range(5)))])
         assert set(finish(engine, tmp_path)) == {"a", "c"}  # the settings of the engine are back
 
-    def test_options_of_clients_can_be_ignored(self, monkeypatch, tmp_path):
-        engine = Engine(monkeypatch, clearhead={"output": str(tmp_path), "client_options": False})
+    def test_options_of_clients_are_ignored_by_default(self, monkeypatch, tmp_path):
+        engine = Engine(monkeypatch, clearhead={"output": str(tmp_path)})
         engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)), "record")])
         assert finish(engine, tmp_path)["a"]["recording"] is None
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from clearhead.recording.recording import Recording
-from clearhead.serving import output_files
+from clearhead.serving import output_files, rare_warnings
 from clearhead.serving import writer as writer_module
+from clearhead.serving.answers import StopRules
 from clearhead.serving.results import SeenRequests, read_requests
 from clearhead.serving.settings import Settings
 from clearhead.serving.transfer import recording_bytes, request_bytes
@@ -20,13 +21,13 @@ from support.served_requests import LAYERS, Tokenizer, finished_request, small_r
 
 
 @pytest.fixture
-def make_writer(tmp_path, monkeypatch):
+def make_writer(tmp_path):
     """Return a function that starts a writer in the folder of the test; the writers are closed after the test."""
-    monkeypatch.setenv("CLEARHEAD_RUN", "run")
     writers = []
 
-    def make(loader=Tokenizer, model="model", **options) -> Writer:
-        writers.append(Writer(Settings(output=tmp_path / "out", **options), model, loader))
+    def make(loader=Tokenizer, model="model", snapshot_path=None, **options) -> Writer:
+        settings = Settings(output=tmp_path / "out", **options)
+        writers.append(Writer(settings, model, loader, snapshot_path=snapshot_path))
         return writers[-1]
 
     yield make
@@ -52,7 +53,8 @@ def hidden_files(folder):
 
 class TestFiles:
     def test_line_recording_statistics_and_metrics(self, make_writer, tmp_path):
-        writer = make_writer(arrays=True)
+        snapshot = tmp_path / "snapshot.json"
+        writer = make_writer(snapshot_path=snapshot, arrays=True)
         finished = finished_request()
         writer.put(finished)
         assert writer.flush(60)
@@ -64,14 +66,8 @@ class TestFiles:
         recording = Recording.load(folder / "recordings" / line["recording"])
         assert len(recording["decoder"].layers) == LAYERS
         assert torch.equal(SeenRequests(folder)["cmpl-1"].entropy, finished.statistics["entropy"])
-        (snapshot,) = (folder / "metrics").iterdir()
         assert json.loads(snapshot.read_text())["requests"]["recorded"] == 1
-        assert sorted(path.name for path in folder.iterdir()) == [
-            "metrics",
-            "recordings",
-            "requests.jsonl",
-            "statistics",
-        ]
+        assert sorted(path.name for path in folder.iterdir()) == ["recordings", "requests.jsonl", "statistics"]
         assert counts(writer) == {"observed": 1, "recorded": 1}
         assert writer.queued_bytes == 0
 
@@ -110,11 +106,28 @@ class TestFiles:
         assert seen["7"].id == "7-second"
         assert seen["7-first"].recording is not None
 
-    def test_metrics_can_be_switched_off(self, make_writer, tmp_path):
-        writer = make_writer(metrics=False)
-        writer.put(small_request("a"))
+    def test_files_are_private(self, make_writer, tmp_path):
+        writer = make_writer(arrays=True)
+        writer.put(finished_request())
         assert writer.flush(60)
-        assert [path.name for path in (tmp_path / "out").iterdir()] == ["requests.jsonl"]
+        files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+        assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {
+            "requests.jsonl": "0o600",
+            "cmpl-1.safetensors": "0o600",
+        }
+
+    def test_a_line_has_the_end_of_the_answer(self, make_writer, tmp_path):
+        """The server has left out tokens after the stop text; the metrics and means leave their rows out too."""
+        writer = make_writer(snapshot_path=tmp_path / "snapshot.json", arrays=True)
+        writer.put(replace(finished_request(record=False), stop_rules=StopRules(texts=("w9 ",))))  # tokens 7 to 10, 0
+        assert writer.flush(60)
+        (line,) = read_requests(tmp_path / "out")
+        assert (line["rows"], line["finish_reason"]) == ({"prompt": 6, "answer": 3}, "stop")
+        seen = SeenRequests(tmp_path / "out")["cmpl-1"]
+        assert (seen.answer_tokens, seen.finish_reason) == (3, "stop")
+        assert seen.means == line["means"]
+        series = json.loads((tmp_path / "snapshot.json").read_text())["series"]
+        assert {entry["count"] for entry in series if entry["phase"] == "answer"} == {3}
 
     def test_close_writes_what_is_queued(self, make_writer, tmp_path, blocked):
         writer = make_writer()
@@ -210,16 +223,16 @@ class TestFailures:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(writer_module, "append_line", full)
-        monkeypatch.setattr(writer_module, "write_text", full)
         monkeypatch.setattr(Recording, "save", full)
-        writer = make_writer()
+        writer = make_writer(snapshot_path=tmp_path / "snapshot.json")
         with caplog.at_level(logging.WARNING, "clearhead.serving"):
             for index in range(7):
                 writer.put(finished_request(str(index)))
             assert writer.flush(60)
         assert counts(writer) == {"failed": 7}
+        assert json.loads((tmp_path / "snapshot.json").read_text())["requests"]["failed"] == 7
         lines = [record.getMessage() for record in caplog.records]
-        assert len(lines) == len(set(lines)) == 3
+        assert len(lines) == len(set(lines)) == 2
         assert all("No space left on device" in line for line in lines)
         assert not hidden_files(tmp_path)
 
@@ -271,8 +284,8 @@ class TestFailures:
 
     def test_warnings_continue_after_a_minute_with_a_count(self, monkeypatch, caplog):
         clock = [0.0]
-        monkeypatch.setattr(writer_module.time, "monotonic", lambda: clock[0])
-        warnings = writer_module._Warnings()
+        monkeypatch.setattr(rare_warnings.time, "monotonic", lambda: clock[0])
+        warnings = rare_warnings.RareWarnings()
         with caplog.at_level(logging.WARNING, "clearhead.serving"):
             for clock[0] in (0, 1, 59, 60):
                 warnings.warn("write", ValueError("x"))

@@ -1,23 +1,15 @@
 """Tests of the process that writes the requests of a server, also when the server is killed."""
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from clearhead.recording.recording import Recording
-from clearhead.serving.journal import Journal, take_missing
-from clearhead.serving.metric_families import read_snapshots
+from clearhead.serving.journal import take_missing
 from clearhead.serving.results import read_requests
-from clearhead.serving.settings import Settings
-from clearhead.serving.writer_process import WriterProcess
 from support.paths import ROOT
-from support.served_requests import Tokenizer, finished_request, small_request
 
 SERVER = """
 import os, signal, sys, time
@@ -47,7 +39,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "CLE
 def test_requests_are_written_after_the_end_of_the_server(tmp_path, how, caplog):
     # the process inherits standard output, so this waits for it
     command = [sys.executable, "-c", SERVER, str(tmp_path), how]
-    done = subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    done = subprocess.run(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
     if how == "end":
         assert done.returncode == 0, done.stdout.decode()
     assert [line["request"] for line in read_requests(tmp_path)] == [f"r-{index}" for index in range(24)]

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.vllm
 LAYERS, HEADS = 30, 9
 SHARED = 140  # tokens of a common start, more than a block of the cache
 SETTINGS = {"arrays": True, "distance": True, "peak": True, "top": 3, "spans": {"start": [0, 2]}}
+SETTINGS |= {"client_options": True}
 # more requests than the batch takes at once, and prompts longer than a step
 OPTIONS = ["--max-num-seqs", "7", "--max-num-batched-tokens", "128"]
 
@@ -165,16 +166,16 @@ def test_recordings_contain_prompt_and_answer(served):
         assert len(recording["decoder"].keys.texts) == len(sent.prompt) + sent.max_tokens - 1
 
 
-@pytest.mark.parametrize("options", ['{"recording": true}', "[1]", '{"spans": {"a": "not in the prompt"}}', 7])
-def test_wrong_options_are_ignored(served, options):
-    answer = served.server.complete("The capital of France is", 3, options)
+def test_spans_that_do_not_occur_are_left_out(served):
+    answer = served.server.complete("The capital of France is", 3, '{"spans": {"a": "not in the prompt"}}')
     line = lines_of(served.folder, [answer["id"]])[answer["id"]]
     assert line["rows"]["answer"] == 3
-    assert line["recording"] is None
+    assert list(line["spans"]) == ["start"]
 
 
-def test_requests_can_refuse_observation(served):
-    refused = served.server.complete("The capital of France is", 3, '{"observe": false}')
+@pytest.mark.parametrize("options", ['{"observe": false}', '{"observe": false, "record": true}', "[1]", 7])
+def test_requests_are_not_observed_by_refusal_or_mistake(served, options):
+    refused = served.server.complete("The capital of France is", 3, options)
     observed = served.server.complete("The capital of France is", 3)
     lines_of(served.folder, [observed["id"]])
     assert not any(line["request"].startswith(refused["id"]) for line in read_requests(served.folder))

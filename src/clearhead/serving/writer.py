@@ -67,7 +67,7 @@ class Writer:
         on_written: Callable[[], None] | None = None,
     ) -> None:
         self._settings, self._model = settings, model_name(model)
-        self.metrics = Metrics.of(settings, self._model, layers)
+        self.metrics = Metrics.of(settings, model, layers)  # with the label of vLLM
         self._load_tokenizer: Callable[[], Any] | None = tokenizer_loader
         self._tokenizer: Any = None
         self._queue: deque[_Entry] = deque()
