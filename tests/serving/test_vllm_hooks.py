@@ -210,6 +210,24 @@ class TestEngine:
             "abort": ("abort", 4),
         }
 
+    def test_requests_are_sent_with_their_last_token(self, engine, tmp_path):
+        """A server that is killed after an answer runs no step that reports its end."""
+        name = "a-12345678"
+        engine.step({name: 5}, new=[new_request(name, list(range(5)), sampling={"max_tokens": 2})])
+        state = SimpleNamespace(prompt_token_ids=range(5), output_token_ids=[50])
+        engine.runner.requests = {name: state}
+        engine.observation.end_answers()
+        engine.step({name: 1}, computed={name: 5})
+        state.output_token_ids.append(-1)  # a placeholder of asynchronous scheduling
+        engine.observation.end_answers()
+        assert engine.observation._observer.requests == [name]
+        state.output_token_ids[-1] = 51
+        engine.observation.end_answers()
+        assert engine.observation._observer.requests == []
+        engine.step({}, finished=[name])
+        line = finish(engine, tmp_path)["a"]
+        assert (line["finish_reason"], line["rows"]["answer"]) == ("length", 2)
+
     def test_a_folder_that_cannot_be_written_is_refused(self, monkeypatch, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(ValueError, match=r"output is .*file/out, which cannot be written \(Not a directory\)"):

@@ -172,6 +172,17 @@ class EngineObservation:
                 self._fail("a step")
             self._note_under_way(self._observer)
 
+    def end_answers(self) -> None:
+        """Send the requests whose last token was sampled, before the server answers them.
+
+        The server reports their end with its next step, which does not run if it is killed after the answer.
+        """
+        observer, last_written = self._observer, self._reader.last_written
+        if observer is not None:
+            with self._apart("the end of an answer"):
+                observer.finish(observer.ended(last_written), last_written)
+            self._note_under_way(observer)
+
     def _note_under_way(self, observer: Observer) -> None:
         assert self._writer is not None
         self._writer.set_under_way(len(observer.requests))

@@ -41,6 +41,13 @@ def install() -> None:
         observation.end_step()
         return result
 
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self.worker.sample_tokens(*args, **kwargs)
+        observation: EngineObservation | None = getattr(self, ATTRIBUTE, None)
+        if observation is not None:
+            observation.end_answers()
+        return result
+
     @functools.wraps(shutdown)
     def shut_down(self: Any, *args: Any, **kwargs: Any) -> Any:
         observation: EngineObservation | None = getattr(self, ATTRIBUTE, None)
@@ -57,5 +64,6 @@ def install() -> None:
 
     WorkerWrapperBase.initialize_from_config = initialize_from_config
     WorkerWrapperBase.execute_model = execute_model
+    WorkerWrapperBase.sample_tokens = sample_tokens
     WorkerWrapperBase.shutdown = shut_down
     WorkerWrapperBase.clearhead_configure = clearhead_configure

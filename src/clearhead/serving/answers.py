@@ -69,7 +69,7 @@ def end_of_answer(
             ends.append(AnswerEnd(counts[index], "stop"))
     if rules.max_tokens is not None and rows >= rules.max_tokens:
         ends.append(AnswerEnd(rules.max_tokens, "length"))
-    return min(ends, default=AnswerEnd(rows, "abort" if len(written) == rows else None))
+    return min(ends, key=lambda end: end.tokens, default=AnswerEnd(rows, "abort" if len(written) == rows else None))
 
 
 def _contains(text: str, parts: Sequence[str]) -> bool:

@@ -149,6 +149,15 @@ class Observer:
         self.skip()
         return dropped
 
+    def ended(self, last_written: LastWritten) -> list[str]:
+        """Return the requests that the engine will finish, because of the token that they wrote last.
+
+        Args:
+            last_written: returns the token that a request wrote at a position; None if it is unknown.
+        """
+        tokens = {request_id: last_written(request_id, state.next_row) for request_id, state in self._states.items()}
+        return [request_id for request_id, token in tokens.items() if self._states[request_id].ends_with(token)]
+
     @torch.inference_mode()
     def finish(self, request_ids: Collection[str], last_written: LastWritten | None = None) -> None:
         """Emit requests that the engine has finished or that the client has aborted.

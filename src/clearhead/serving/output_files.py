@@ -16,6 +16,7 @@ from clearhead._utils.temporaries import temporary_folder
 from clearhead._utils.text import printable
 
 REQUESTS, RECORDINGS, STATISTICS = "requests.jsonl", "recordings", "statistics"
+EARLIER_REQUESTS = "requests.1.jsonl"  # lines before those of `REQUESTS`, with a limit of disk space
 MAX_NAME = 160  # letters of a name; file systems allow 255 bytes, and temporary names are longer
 
 

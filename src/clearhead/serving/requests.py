@@ -146,6 +146,12 @@ class RequestState:
         """True if no row was observed."""
         return self.first_row is None or self.next_row == self.first_row
 
+    def ends_with(self, token: int | None) -> bool:
+        """Return whether a token that was sampled after the last row ends the answer. None is an unknown token."""
+        rules, written = self.stop_rules, self.next_row - len(self.prompt_ids) + 1
+        is_last = rules.max_tokens is not None and written >= rules.max_tokens
+        return token is not None and (is_last or token in rules.tokens)
+
     def finish(self, layers: Mapping[int, ServedLayer], heads: tuple[int, ...] | None) -> FinishedRequest:
         """Return everything that was observed."""
         assert self.first_row is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from clearhead.ops.statistics import TopK
 from clearhead.recording.recording import Recording, Tokens
 from clearhead.serving.finished import FinishedRequest, phases_of
 from clearhead.serving.head_means import head_means, means_of_heads
-from clearhead.serving.output_files import REQUESTS, recording_path, statistics_path
+from clearhead.serving.output_files import EARLIER_REQUESTS, REQUESTS, recording_path, statistics_path
 from clearhead.weights import serialization
 
 FORMAT, VERSION = "clearhead.SeenRequest", 1
@@ -202,8 +202,7 @@ class SeenRequests(Mapping[str, SeenRequest]):
 
     def _unique_ids(self) -> dict[str, str]:
         """Return the unique ids by those of the clients. If one repeats, it is that of the last request."""
-        path = self.folder / REQUESTS
-        size = path.stat().st_size if path.is_file() else 0
+        size = sum(path.stat().st_size for path in _files_of_lines(self.folder))
         if size != self._size:  # otherwise reading n requests would read the file n times
             self._ids = {line["request"]: line.get("id", line["request"]) for line in read_requests(self.folder)}
             self._size = size
@@ -217,23 +216,29 @@ class SeenRequests(Mapping[str, SeenRequest]):
 
 
 def read_requests(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a folder's `requests.jsonl`, one per request.
+    """Yield the JSON objects of a folder's `requests.jsonl`, one per request, after those of `requests.1.jsonl`.
 
     Lines that a killed process or a full disk left incomplete are skipped.
     """
-    path = Path(folder) / REQUESTS
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for index, text in enumerate(file, 1):
-            line = text.strip()
-            if not line:
+    for path in _files_of_lines(Path(folder)):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from _requests_of(path, file)
+
+
+def _files_of_lines(folder: Path) -> list[Path]:
+    return [path for path in (folder / EARLIER_REQUESTS, folder / REQUESTS) if path.is_file()]
+
+
+def _requests_of(path: Path, file: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for index, text in enumerate(file, 1):
+        line = text.strip()
+        if not line:
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            if line.startswith(OPENING) or OPENING.startswith(line):
                 continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                if line.startswith(OPENING) or OPENING.startswith(line):
-                    continue
-                raise ValueError(f"{path}: line {index} is not a JSON object; expected one request per line") from None
-            if isinstance(record, dict) and "request" in record:
-                yield record
+            raise ValueError(f"{path}: line {index} is not a JSON object; expected one request per line") from None
+        if isinstance(record, dict) and "request" in record:
+            yield record

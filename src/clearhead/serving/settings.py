@@ -22,7 +22,7 @@ from clearhead.serving.statistics import StatisticsWanted
 _OFF = ("", "0")
 _UNCLEAR = ("1", "true", "false", "yes", "no", "on", "off")  # would be odd names of a folder
 _EXPECTED = "the folder for results, a .toml or .json file, JSON in braces, or 0 to observe nothing"
-MAX_MEMORY = 2**50
+MAX_BYTES = 2**50
 _MAX_INDEX = 10_000  # above the layers and heads of any model
 _MAX_JSON = 2**23  # characters of the options of one request
 _MAX_MESSAGE = 300  # characters of an error that a client causes
@@ -55,6 +55,8 @@ class Settings:
         values: store the values in recordings.
         arrays: write the statistics of each query row and head too.
         memory: bytes for the requests under way and for the queue of the writer. Also a text such as "2 GiB".
+        max_disk: bytes that the output folder may take; the oldest results are deleted. Also a text such as "50 GiB".
+            None for no limit.
         metrics: export metrics for Prometheus.
         layer_groups: number of groups of layers that the metrics distinguish.
         compile: compile the C++ functions that compute statistics on a CPU.
@@ -76,6 +78,7 @@ class Settings:
     values: bool = True
     arrays: bool = False
     memory: int = 2**30
+    max_disk: int | None = None
     metrics: bool = True
     layer_groups: int = 4
     compile: bool = True
@@ -90,7 +93,8 @@ class Settings:
             "heads": _indices("heads", self.heads),
             "share": _share("share", self.share),
             "record": _share("record", float(self.record) if isinstance(self.record, bool) else self.record),
-            "memory": _memory(self.memory),
+            "memory": _bytes("memory", self.memory),
+            "max_disk": None if self.max_disk is None else _bytes("max_disk", self.max_disk, 2**20),
             "layer_groups": check_int("layer_groups", self.layer_groups, 1, 1000),
         }
         flags = (
@@ -275,8 +279,8 @@ def _share(name: str, value: object) -> float:
     return share
 
 
-def _memory(value: object) -> int:
-    return check_int("memory", parse_bytes("memory", value) if isinstance(value, str) else value, 1, MAX_MEMORY)
+def _bytes(name: str, value: object, least: int = 1) -> int:
+    return check_int(name, parse_bytes(name, value) if isinstance(value, str) else value, least, MAX_BYTES)
 
 
 def _plain(value: object) -> object:

@@ -16,6 +16,7 @@ from clearhead._utils.files import write_text
 from clearhead._utils.text import json_text, printable
 from clearhead.recording.names import model_name
 from clearhead.serving.answers import end_of_answer
+from clearhead.serving.disk_limit import DiskLimit
 from clearhead.serving.finished import FinishedRequest
 from clearhead.serving.head_means import phase_means
 from clearhead.serving.json_record import json_record
@@ -75,6 +76,8 @@ class Writer:
         self._changed = threading.Condition()
         self._closing = self._flushing = self._busy = self._ended = False
         self._warnings = RareWarnings()
+        limit = settings.max_disk
+        self._disk_limit = None if limit is None else DiskLimit(settings.output, limit)
         self._snapshot_path, self._on_written = snapshot_path, on_written
         self._snapshot_version, self._snapshot_time = 0, -SECONDS_BETWEEN_SNAPSHOTS
         self._thread = threading.Thread(target=self._run, name="clearhead-writer", daemon=True)
@@ -210,16 +213,26 @@ class Writer:
         path = recording_path(self._settings.output, str(finished.id))
         with placing(path) as temporary:
             to_recording(finished, self._model, texts).save(temporary)
+        self._limit(path)
         self.metrics.count("recorded")
         return path.name
 
     def _write_statistics(self, finished: FinishedRequest, texts: RequestTexts) -> None:
-        with placing(statistics_path(self._settings.output, str(finished.id))) as temporary:
+        path = statistics_path(self._settings.output, str(finished.id))
+        with placing(path) as temporary:
             SeenRequest.of(finished, self._model, texts.tokens).save(temporary)
+        self._limit(path)
 
     def _write_line(self, record: dict[str, Any]) -> None:
         append_line(self._settings.output / REQUESTS, record)
         self.metrics.count("observed")
+        if self._disk_limit is not None:
+            self._disk_limit.rotate_lines()
+
+    def _limit(self, path: Path) -> None:
+        """Delete old files after a new one was written."""
+        if self._disk_limit is not None:
+            self._disk_limit.add(path)
 
     def _loaded_tokenizer(self) -> Any:
         if self._load_tokenizer is not None:

@@ -34,7 +34,7 @@ from clearhead.serving.journal import Journal, take_missing
 from clearhead.serving.metrics import Metrics, Outcome
 from clearhead.serving.rare_warnings import RareWarnings
 from clearhead.serving.run_folder import COUNTERS, LOCK, Counters, is_locked, run_folder
-from clearhead.serving.settings import MAX_MEMORY, Settings
+from clearhead.serving.settings import MAX_BYTES, Settings
 from clearhead.serving.transfer import PendingTransfer, fit
 from clearhead.serving.writer import Writer, time_now
 
@@ -245,7 +245,7 @@ def run() -> None:
             counters["handled"] += 1
             journal.set_written(counters["handled"])
 
-        settings = replace(setup.settings, memory=MAX_MEMORY)  # the sender has checked it
+        settings = replace(setup.settings, memory=MAX_BYTES)  # the sender has checked it
         writer = Writer(
             settings,
             setup.model,
