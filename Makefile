@@ -148,7 +148,6 @@ test-vllm: $(READY) $(VLLM_READY)
 $(VLLM_READY): pyproject.toml constraints.txt Makefile $(VLLM_PAGE)
 	@test -n "$(PYTHON)" || { echo "clearhead needs Python 3.11 or newer: apt-get install python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VLLM)
-	@# a machine that does not reach the index of torch gets the build on PyPI, or one that pip finds locally
 	sed -n '/^```sh title="vLLM on a CPU"$$/,/^```$$/{//!p;}' $(VLLM_PAGE) > $(VLLM)/recipe.sh
 	PATH="$(abspath $(VLLM))/bin:$$PATH" PIP_QUIET=1 sh -e $(VLLM)/recipe.sh \
 	  || { echo "make test-vllm: the commands of $(VLLM_PAGE) failed; they need the network and 4 GB" >&2; exit 1; }

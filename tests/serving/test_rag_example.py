@@ -85,7 +85,7 @@ def test_passages_without_statistics_are_dashes(example):
 
 
 def test_absent_server_is_one_line(example, tmp_path, monkeypatch):
-    with pytest.raises(SystemExit, match="^http://127.0.0.1:9/v1/models: .*CLEARHEAD_OBSERVE=attention vllm serve"):
+    with pytest.raises(SystemExit, match="^http://127.0.0.1:9/v1/models: .*CLEARHEAD_OBSERVE"):
         run(example, monkeypatch, "--server", "http://127.0.0.1:9", "--folder", tmp_path)
 
 
