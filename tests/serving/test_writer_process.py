@@ -94,9 +94,13 @@ def test_metrics_need_no_disk_and_begin_with_0(tmp_path, run):
 
 
 @pytest.mark.slow
-def test_requests_beyond_the_memory_are_dropped(tmp_path, run):
+def test_requests_beyond_the_memory_are_dropped(tmp_path, run, caplog):
+    killed = Journal.create(tmp_path)
+    killed.set_requests(2, 0)
+    killed.file.close()
     size = request_bytes(small_request("a"))
     writer = WriterProcess(Settings(output=tmp_path, memory=size), "model", Tokenizer)
+    assert "2 requests were under way when an earlier server ended" in caplog.text
     writer.put(small_request("a"))
     writer.put(small_request("b"))  # while the process starts
     assert writer.flush(60)

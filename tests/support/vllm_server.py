@@ -1,6 +1,7 @@
 """A real `vllm serve` process on the CPU, and requests to it."""
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -78,6 +79,13 @@ class Server:
         if clearhead is not None:
             body["vllm_xargs"] = {"clearhead": clearhead}
         return self.post("/v1/completions", body)
+
+    def opened(self, prompt: str, max_tokens: int) -> contextlib.closing[http.client.HTTPConnection]:
+        """Send a request without waiting for its answer. Return the connection, which the caller closes."""
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"))
+        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        return contextlib.closing(connection)
 
     def post(self, path: str, body: dict[str, Any]) -> dict:
         headers = {"Content-Type": "application/json"}

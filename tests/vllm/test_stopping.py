@@ -34,14 +34,12 @@ def test_answered_requests_are_written(model, tmp_path, how):
         server.wait()
         counts = [value for name, value in server.metrics().items() if "clearhead_requests_total" in name]
         assert counts == [0] * 5
-        with ThreadPoolExecutor(COUNT + 1) as pool:
-            under_way = pool.submit(server.complete, "Once upon a time", 1500)
+        with server.opened("Once upon a time", 1500), ThreadPoolExecutor(COUNT) as pool:
             while server.running() == 0:
                 time.sleep(0.1)
             answers = list(pool.map(lambda index: server.complete(f"The number {index}", 5 + index), range(COUNT)))
-            assert not under_way.done()
             stop(server, how)
-            server.wait_for_end()  # which waits until the results are written
+        server.wait_for_end()  # which waits until the results are written
     finally:
         server.stop()
     lines = list(read_requests(output))

@@ -182,7 +182,8 @@ class WriterProcess:
         self._thread.join()
         self._journal.file.close()
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.shutdown(socket.SHUT_WR)  # also for a child of this process that has inherited the socket
+        self._socket.close()
 
     def _has_ended(self) -> bool:
         try:
