@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -120,6 +121,19 @@ def test_more_requests_wait_than_a_socket_takes(tmp_path, run):
     writer.close()
     wait_for_end(run)
     assert [line["request"] for line in read_requests(tmp_path)] == [str(index) for index in range(1500)]
+
+
+@pytest.mark.slow
+def test_requests_fail_if_the_process_has_died(tmp_path, run):
+    writer = WriterProcess(Settings(output=tmp_path), "model", Tokenizer)
+    writer._socket.shutdown(socket.SHUT_RDWR)
+    wait_for_end(run)
+    for name in ("a", "b"):
+        writer.put(small_request(name))
+    assert requests_of(run)["failed"] == 2
+    assert writer._unwritten_bytes == 0
+    assert writer.flush(60)
+    writer.close()
 
 
 def test_requests_under_way_are_reported_once(tmp_path, caplog):

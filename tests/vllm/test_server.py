@@ -166,6 +166,16 @@ def test_recordings_contain_prompt_and_answer(served):
         assert len(recording["decoder"].keys.texts) == len(sent.prompt) + sent.max_tokens - 1
 
 
+def test_rows_of_an_answer_end_with_its_stop_string(served):
+    prompt = "The capital of France is"
+    text = served.server.complete(prompt, 20)["choices"][0]["text"]
+    answer = served.server.complete(prompt, 20, stop=text[len(text) // 2 :][:5])
+    tokens = answer["usage"]["completion_tokens"]
+    assert tokens < 20
+    line = lines_of(served.folder, [answer["id"]])[answer["id"]]
+    assert (line["rows"]["answer"], line["finish_reason"]) == (tokens, "stop")
+
+
 def test_spans_that_do_not_occur_are_left_out(served):
     answer = served.server.complete("The capital of France is", 3, '{"spans": {"a": "not in the prompt"}}')
     line = lines_of(served.folder, [answer["id"]])[answer["id"]]

@@ -107,6 +107,7 @@ class WriterProcess:
     def _start(self, path: Path) -> tuple[socket.socket, Counters]:
         """Start the process, and return the socket and the counters that connect it."""
         ours, theirs = socket.socketpair()
+        paths = os.pathsep.join(filter(None, sys.path))  # which this process may have changed
         with theirs, path.with_suffix(COUNTERS).open("w+b") as file, path.with_suffix(LOCK).open("wb") as lock:
             file.truncate(Counters.SIZE)
             is_locked(lock)  # until the process ends
@@ -116,7 +117,7 @@ class WriterProcess:
                 pass_fds=handles,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the processes of a session
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
                 check=True,
             )
             ours.setblocking(False)
@@ -152,13 +153,24 @@ class WriterProcess:
             self.count("dropped")
             return
         entry = _Entry(PendingTransfer(fitting), time_now(), size)
-        self._accepted_bytes += size
-        self._counters["sent"] += 1
-        self._journal.set_requests(self._in_engine, self._counters["sent"])
         with self._changed:
-            if self._queue or not entry.transfer.is_on_cpu or not self._try_send(entry.save()):
-                self._queue.append(entry)
-                self._changed.notify_all()
+            self._accept(entry, 1)
+            if not self._queue and entry.transfer.is_on_cpu:
+                try:
+                    with entry.save() as file:
+                        if self._try_send(file):
+                            return
+                except Exception:
+                    self._accept(entry, -1)
+                    raise
+            self._queue.append(entry)
+            self._changed.notify_all()
+
+    def _accept(self, entry: _Entry, count: int) -> None:
+        """Count an accepted request, or by -1 one that could not be sent."""
+        self._accepted_bytes += count * entry.size
+        self._counters["sent"] += count
+        self._journal.set_requests(self._in_engine, self._counters["sent"])
 
     @property
     def _unwritten_bytes(self) -> int:
@@ -202,17 +214,22 @@ class WriterProcess:
                 if not self._queue:
                     return
                 entry = self._queue[0]
+            error = None
             try:
                 self._send(entry.save())
-            except Exception as error:
+            except Exception as caught:
+                error = caught
                 self.count("failed")
                 self._warnings.warn("send a request", error)
             with self._changed:
                 self._queue.popleft()
+                if error is not None:
+                    self._accept(entry, -1)
 
     def _send(self, file: IO[bytes]) -> None:
-        while not self._try_send(file):
-            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        with file:
+            while not self._try_send(file):
+                time.sleep(SECONDS_BETWEEN_ATTEMPTS)
 
     def _try_send(self, file: IO[bytes]) -> bool:
         """Send the handle of a file. Return False if the socket takes no more now."""
@@ -221,7 +238,6 @@ class WriterProcess:
             socket.send_fds(self._socket, [b"\0"], [file.fileno()])
         except BlockingIOError:
             return False
-        file.close()
         return True
 
 
@@ -257,7 +273,7 @@ def run() -> None:
         )
         while (received := _received(connection)) is not None:
             with received:
-                finished, time_of_end, size = torch.load(received, weights_only=False)
+                finished, time_of_end, size = torch.load(received, weights_only=False)  # of the parent process
             sizes.append(size)
             writer.put(finished, time_of_end)
         writer.close(None)
