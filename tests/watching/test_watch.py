@@ -186,15 +186,12 @@ def test_first_read_of_nan_names_the_module_and_the_call(keep, where):
         x[1, 3] = torch.nan
         model(x)
     assert calls == 2
-    message = (
-        rf"^layers.1: the statistics of call {calls} are NaN{where}, so means and maxima over all calls are NaN too"
-    )
-    with pytest.warns(UserWarning, match=message) as warned:
+    message = rf"^layers.1: the statistics of call {calls} are NaN{where}, so means and maxima over all calls are NaN"
+    with pytest.warns(UserWarning, match=message):
         assert seen[1].means["entropy"].isnan().all()
-        assert seen[0].means["distance"].isnan().all()
-        seen.summary().to_dict()
-        seen.summary().to_sums()
-    assert len(warned) == 1
+    assert seen[0].means["distance"].isnan().all()  # a second warning would be an error
+    seen.summary().to_dict()
+    seen.summary().to_sums()
 
 
 def test_statistics_without_nan_do_not_warn():

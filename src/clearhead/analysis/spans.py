@@ -81,7 +81,7 @@ class SpansOfStacks:
 
     @property
     def groups(self) -> list[SpansOfCalls]:
-        """Spans that belong together, each with names of its own."""
+        """Spans of each stack or pattern, with separate names."""
         return [*self._by_stack.values()] if self._spans is None else [self._spans]
 
     def __repr__(self) -> str:
