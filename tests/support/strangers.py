@@ -50,6 +50,6 @@ def cannot_run(version: str) -> str:
 
 
 def stranger_variables(home: Path) -> dict[str, str]:
-    """Return the environment of somebody with a new account, in which pip has no configuration."""
+    """Return the environment of a user with a new account, in which pip has no configuration."""
     certificates = {CERTIFICATES: os.environ[CERTIFICATES]} if CERTIFICATES in os.environ else {}
     return {"PATH": "/usr/bin:/bin", "HOME": str(home), "LC_ALL": "C", "PIP_CONFIG_FILE": "/dev/null"} | certificates

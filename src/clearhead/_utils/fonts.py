@@ -35,8 +35,8 @@ def embed_font(page: str, text: str | None = None) -> str:
 
 def font_face(url: str) -> str:
     """Return the CSS rule of the font, which a browser loads from `url` when a page has Japanese characters."""
-    rules = {"font-family": f'"{FAMILY}"', "src": f"url({url})", "unicode-range": _UNICODE_RANGE, "font-display": "swap"}
-    return f"@font-face {{ {'; '.join(f'{name}: {value}' for name, value in rules.items())}; }}"
+    source = f'font-family: "{FAMILY}"; src: url({url}); unicode-range: {_UNICODE_RANGE}'
+    return f"@font-face {{ {source}; font-display: swap; }}"  # swap: text is never invisible while the font loads
 
 
 def font_subset(text: str) -> bytes:

@@ -7,7 +7,7 @@ import re
 # a path, but not a hub id, which has one slash: it is absolute, begins with a dot, or has two slashes or a backslash
 _PATH = re.compile(r"[/~]|[A-Za-z]:[/\\]|\.{1,2}$|\.[^/]*/|[^/]*/[^/]*/|.*\\", re.DOTALL)
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")  # a model's folder in the cache of Hugging Face
-# folders and files that are named alike for all models
+# names of folders and files that say nothing about the model
 _GENERIC = re.compile(
     r"(ggml-)?(models?|checkpoints?|snapshots|weights|output|best|last|final|main)([.-]([fq]|bf)\d\w*)?"
     r"|\d+_Transformer|[0-9a-f]{40}",
