@@ -68,7 +68,7 @@ def test_mass_and_peak_exclude_padding(name, implementation, side):
         torch.testing.assert_close(seen[layer].maxima["peak"], peak.transpose(1, 2)[valid].amax(dim=0))
     summary = seen.summary()
     table = summary.to_dict()
-    assert list(table) == ["stack", "layer", "head", "queries", "start", "all", "one", "peak"]
+    assert list(table) == ["stack", "layer", "module", "head", "queries", "start", "all", "one", "peak"]
     assert table["one"] == [value for watched in seen.values() for value in watched.means["mass"][:, 2].tolist()]
     assert table["peak"] == [value for watched in seen.values() for value in watched.maxima["peak"].tolist()]
     assert "mass, peak" in repr(summary)
