@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from clearhead import attention
+from clearhead import attention, watch
 from clearhead.distributed import ProcessGroup
 from clearhead.ops.masks import Causal
 from clearhead.watching import AttentionLog
@@ -336,3 +336,17 @@ def test_means_are_over_ranks(tmp_path):
     absent = "watch observed no attention of Model: it was not called within the block"
     assert errors == [[differing, absent], [differing, f"rank 0: {absent}"]]
     assert not (tmp_path / "wrong.jsonl").exists()
+
+
+def test_sinks_are_those_of_every_stack(tmp_path):
+    model = make("bart", "sdpa")
+    log = AttentionLog(model, tmp_path / "log.jsonl")
+    with torch.no_grad(), log.step(0), watch(model, spans={"*": {"sink": (0, 1)}}) as seen:
+        model(**inputs_for("bart"))
+    (line,) = lines(tmp_path / "log.jsonl")
+    assert [stack for stack in ("encoder", "decoder", "cross") if (stack, 0) in seen.summary().layers] == [
+        "encoder", "decoder", "cross",
+    ]  # fmt: skip
+    for name, watched in seen.items():
+        expected = watched.means["mass"][:, 0].tolist()
+        assert line["modules"][name]["sink"] == pytest.approx(expected, rel=1e-5)
