@@ -35,8 +35,7 @@ def embed_font(page: str, text: str | None = None) -> str:
 
 def font_face(url: str) -> str:
     """Return the CSS rule of the font, which a browser loads from `url` when a page has Japanese characters."""
-    source = f'font-family: "{FAMILY}"; src: url({url}); unicode-range: {_UNICODE_RANGE}'
-    return f"@font-face {{ {source}; font-display: swap; }}"  # swap: text is never invisible while the font loads
+    return f'@font-face {{ font-family: "{FAMILY}"; src: url({url}); unicode-range: {_UNICODE_RANGE}; }}'
 
 
 def font_subset(text: str) -> bytes:
