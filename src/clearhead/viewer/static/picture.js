@@ -154,6 +154,9 @@ export async function asPng(picture) {
     if (picture.querySelector("style")) {
       context.drawImage(image, 0, 0, canvas.width, canvas.height);
       await new Promise((loaded) => setTimeout(loaded, FONT_MS));
+      // the first text keeps the boxes that it was laid out with; the browser has the font for another image
+      image.src = `${address}#loaded`;
+      await image.decode();
     }
     context.drawImage(image, 0, 0, canvas.width, canvas.height);
     return await new Promise((resolve, reject) =>
