@@ -169,7 +169,7 @@ def test_errors_name_the_environment_variable(tmp_path, monkeypatch, observe, va
         ({"memory": "-1 GiB"}, "memory is '-1 GiB'; expected a size such as 500 MiB or 2 GiB"),
         ({"memory": 0}, "memory is 0; expected a whole number of at least 1"),
         ({"layer_groups": 0}, "layer_groups is 0; expected a whole number of at least 1"),
-        ({"output": ""}, "output is ''; expected a folder for the results"),
+        ({"output": ""}, "output is ''; expected a path"),
         ({"output": "a\0b"}, r"output is 'a\x00b'; expected a folder for the results"),
         ({"output": 3}, "output is 3; expected a path, a str or os.PathLike"),
         ({"spans": {"a": (3, 3)}}, "spans['a'] is (3, 3); expected start < end"),

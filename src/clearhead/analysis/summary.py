@@ -178,8 +178,8 @@ class AttentionSummary:
             layers = [self.layers[stack, index] for index in self._layers_of(stack)]
             names = ", ".join([*layers[0].sums, *layers[0].maxima]) or "no means"
             modules = [layer.module for layer in layers if layer.module is not None]
-            numbers = f" (modules {_as_ranges(modules)})" if modules else ""
-            parts.append(f"{stack} {len(layers)} layers{numbers}, {names} of {layers[0].queries} queries")
+            indices = f" (modules {_as_ranges(modules)})" if modules else ""
+            parts.append(f"{stack} {len(layers)} layers{indices}, {names} of {layers[0].queries} queries")
         return f"AttentionSummary({'; '.join(parts)})"
 
     def _repr_html_(self) -> str | None:

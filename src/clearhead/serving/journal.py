@@ -53,9 +53,9 @@ class Journal:
             if _missing(self.file) == 0:
                 self.path.unlink()
 
-    def _write(self, numbers: bytes, offset: int) -> None:
+    def _write(self, values: bytes, offset: int) -> None:
         with suppress(OSError):
-            os.pwrite(self.file.fileno(), numbers, offset)
+            os.pwrite(self.file.fileno(), values, offset)
 
 
 def take_missing(output: Path) -> int:

@@ -40,8 +40,8 @@ class Counters:
     def __getitem__(self, name: str) -> int:
         return self._numbers[SLOTS.index(name)]
 
-    def __setitem__(self, name: str, number: int) -> None:
-        self._numbers[SLOTS.index(name)] = number
+    def __setitem__(self, name: str, count: int) -> None:
+        self._numbers[SLOTS.index(name)] = count
 
 
 def run_folder() -> Path:
