@@ -251,7 +251,7 @@ def _check_keys(name: str, value: object, keys: list[str]) -> None:
 def _folder(output: object) -> Path:
     """Return the absolute path of a folder, because processes of a server may change their directory."""
     text = os.fspath(check_path("output", output))
-    if not text or "\0" in text:
+    if "\0" in text:
         raise ValueError(f"output is {shortened(text)}; expected a folder for the results")
     path = os.path.abspath(os.path.expanduser(text))
     if os.path.exists(path) and not os.path.isdir(path):
