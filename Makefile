@@ -154,7 +154,7 @@ $(VLLM_READY): pyproject.toml constraints.txt Makefile $(VLLM_PAGE)
 	$(VLLM)/bin/pip install --quiet pytest hypothesis
 	@touch $@
 
-# the versions of constraints.txt can be installed with every Python of this machine, without configuration of pip
+# pip finds the versions of constraints.txt with every Python of this machine, without configuration of pip
 test-pins: $(READY)
 	$(BIN)/python tests/release/check_pins.py
 

@@ -1,4 +1,4 @@
-"""Set-up of an environment: pins that strangers can install, paths with spaces, the choice of torch's build."""
+"""Set-up of an environment: paths with spaces, the choice of torch's build."""
 
 import http.server
 import importlib.util
@@ -23,7 +23,6 @@ def set_up(monkeypatch, tmp_path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "has_nvidia_gpu", lambda: False)
-    monkeypatch.setattr(module, "finds_cpu_build", lambda python: False)
     monkeypatch.setattr(module.platform, "system", lambda: "Linux")
     for name, value in {"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}.items():
         monkeypatch.setenv(name, value)
@@ -36,6 +35,7 @@ def installed(set_up, monkeypatch):
     """Return the list of the calls of pip, which install nothing and succeed."""
     calls = []
     monkeypatch.setattr(set_up, "has_torch", lambda python: False)
+    monkeypatch.setattr(set_up, "finds_cpu_build", lambda python: False)
     monkeypatch.setattr(set_up, "install", lambda python, *arguments: calls.append(arguments) or 0)
     return calls
 
@@ -75,10 +75,29 @@ def test_index_without_torch_is_reported_with_the_size_of_the_default_build(set_
     assert "about 2.7 GB" in printed
 
 
-def test_index_that_never_answers_is_given_up(set_up, installed, monkeypatch, capsys):
+def test_indices_that_never_answer_are_given_up(set_up, monkeypatch):
     assert set_up.INDEX_SECONDS <= 5
     with silent_index() as url:
         assert set_up.index_error(url, seconds=0.1) in ("no answer in 0.1 seconds", "timed out")
+        monkeypatch.setattr(set_up, "INDEX_SECONDS", 0.1)
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        assert not set_up.finds_cpu_build(Path(sys.executable))
+
+
+def test_pip_and_the_index_are_asked_at_the_same_time(set_up, installed, monkeypatch, capsys):
+    both = threading.Barrier(2, timeout=60)  # breaks if one waits for the other
+    monkeypatch.setattr(set_up, "index_error", lambda url: f"no answer {min(both.wait(), 0)}")
+    monkeypatch.setattr(set_up, "finds_cpu_build", lambda python: both.wait() < 0)
+    assert set_up.install_torch("python", "", "http://index") == 0
+    assert "no answer 0" in capsys.readouterr().out
+
+
+def test_gpu_is_found_by_its_program(set_up, monkeypatch, tmp_path):
+    monkeypatch.undo()  # the replacement of the fixture
+    (tmp_path / "nvidia-smi").write_text("")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert set_up.has_nvidia_gpu()
 
 
 def test_index_that_cannot_be_reached_is_reported(set_up):

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,9 +53,16 @@ def has_nvidia_gpu() -> bool:
 
 
 def finds_cpu_build(python: Path) -> bool:
-    """Return whether pip, as it is configured, finds a CPU build of torch. It prefers that build to the default one."""
+    """Return whether pip, as it is configured, finds a CPU build of torch. It prefers that build to the default one.
+
+    An index that does not answer in `INDEX_SECONDS` has none.
+    """
     line = [str(python), "-m", "pip", "index", "versions", "torch", "--retries", "0", "--timeout", str(INDEX_SECONDS)]
-    found = subprocess.run(line, capture_output=True, text=True, env=pip_variables() | {"PIP_CONSTRAINT": ""})
+    variables = pip_variables() | {"PIP_CONSTRAINT": ""}
+    try:
+        found = subprocess.run(line, capture_output=True, text=True, env=variables, timeout=INDEX_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
     return f"{pinned_torch()}+cpu" in found.stdout
 
 
@@ -82,6 +90,7 @@ def install(python: Path, *arguments: str) -> int:
     log = python.parents[1] / "pip.log"
     line = [str(python), "-m", "pip", "install", "--progress-bar", "off", "--log", str(log), *arguments]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    warned = False
     with subprocess.Popen(line, cwd=ROOT, env=pip_variables(), **pipe) as process:
         for text in process.stdout:
             size = re.search(r"(?:Downloading|Using cached) (\S+) \(([\d.]+) ([MG])B\)", text)
@@ -89,6 +98,9 @@ def install(python: Path, *arguments: str) -> int:
                 print(f"  {size[1].rpartition('/')[2]} ({size[2]} {size[3]}B)", flush=True)
             elif text.startswith("Installing collected packages:"):
                 print(f"  unpacking {text.count(',') + 1} packages", flush=True)
+            elif text.startswith("WARNING: Retrying") and not warned:
+                print("  the package index cannot be reached; pip tries again", file=sys.stderr, flush=True)
+                warned = True
             elif text.startswith("ERROR:"):
                 print(text.rstrip(), file=sys.stderr, flush=True)
     if process.returncode:
@@ -97,7 +109,7 @@ def install(python: Path, *arguments: str) -> int:
 
 
 def install_torch(python: Path, torch_index: str, cpu_index: str = CPU_INDEX) -> int:
-    """Install torch from an index, or the CPU build where nothing else is of use. Other machines get pip's choice.
+    """Install torch from the chosen index, or the CPU build on Linux without an NVIDIA GPU. Otherwise pip chooses.
 
     Args:
         python: the interpreter of the environment.
@@ -109,14 +121,18 @@ def install_torch(python: Path, torch_index: str, cpu_index: str = CPU_INDEX) ->
         return 0
     if torch_index:
         return install(python, "--no-deps", "--index-url", torch_index, requirement)
-    if platform.system() != "Linux" or has_nvidia_gpu() or finds_cpu_build(python):
+    if platform.system() != "Linux" or has_nvidia_gpu():
         return 0
-    error = index_error(cpu_index)
+    with ThreadPoolExecutor() as threads:  # at the same time, because each may take INDEX_SECONDS
+        answer = threads.submit(index_error, cpu_index)
+        if finds_cpu_build(python):
+            return 0
+    error = answer.result()
     if error is None:
         print(f"This machine has no NVIDIA GPU: torch's CPU build is installed from {cpu_index}", flush=True)
         if not install(python, "--no-deps", "--retries", "0", "--index-url", cpu_index, requirement):
             return 0
-        error = f"it has no {requirement} for {platform.machine()} and this Python"
+        error = f"pip could not install {requirement} from it"
     print(
         f"This machine has no NVIDIA GPU, and {cpu_index} cannot be used: {error}.\n"
         f"pip downloads torch's default build with CUDA libraries, about {CUDA_DOWNLOAD}, unless its cache has them.\n"

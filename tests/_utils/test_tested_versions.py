@@ -1,5 +1,6 @@
 """Tests of the warning about versions of libraries that clearhead was never tested with."""
 
+import os
 import re
 import subprocess
 import sys
@@ -35,11 +36,18 @@ def test_pinned_versions_are_tested():
     assert [untested_version(library, pins[library]) for library in ("torch", "transformers")] == [None, None]
 
 
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_page_of_platforms_names_the_last_tested_version(library):
+    (row,) = re.findall(rf"^\| {library} \| (.+) \| tested \|$", (ROOT / "docs/start/platforms.md").read_text(), re.M)
+    assert TESTED[library] in row
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "module"), [("torch", "clearhead.functional"), ("transformers", "clearhead.huggingface")]
 )
 def test_import_warns_once_of_a_later_version(library, module):
     program = f"from clearhead._utils.tested_versions import TESTED; TESTED[{library!r}] = '0.1'; import {module}"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}  # of make test-newest
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=variables)
     assert run.stderr.count(f"UserWarning: clearhead was tested with {library} up to 0.1, and this is {library}") == 1

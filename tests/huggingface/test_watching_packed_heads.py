@@ -18,6 +18,7 @@ from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from clearhead.huggingface import ablate, watch
+from clearhead.huggingface._observed_masks import remember_call, shape_of_call
 from support.peers import assert_agrees
 from support.tiny_models import sharpened
 
@@ -139,3 +140,9 @@ def test_heads_that_are_not_those_of_the_module_are_refused(monkeypatch):
         model(ids)
     with pytest.raises(ValueError, match=f"model.layers.0.self_attn: {message}"), ablate(model, {(0, 4)}):
         model(ids)
+
+
+def test_calls_of_another_rank_state_no_shape():
+    module, tensor = torch.nn.Identity(), torch.randn(2, 5, 7)
+    assert remember_call(lambda module, *args, **kwargs: shape_of_call(module), module, tensor, tensor, tensor) is None
+    assert remember_call(lambda module, **kwargs: shape_of_call(module), module, query=tensor) is None

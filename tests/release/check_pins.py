@@ -1,4 +1,4 @@
-"""Resolve constraints.txt as strangers do, as `make test-pins` runs it.
+"""Resolve constraints.txt in clean environments, as `make test-pins` runs it.
 
 Runs `pip install --dry-run '.[test]'` with each supported Python of this machine, without variables and configuration
 of pip. Prints a line per Python, and exits with status 1 if one fails.
@@ -17,15 +17,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.clean_environment import cannot_run, clean_variables, supported_interpreters
 from support.paths import ROOT
-from support.strangers import cannot_run, stranger_variables, supported_interpreters
 from support.virtual_environments import CONSTRAINTS, pip_error
 
 
 def resolve(interpreter: str, home: Path) -> str:
     """Let pip choose the packages of a new environment. Return its error, or an empty string."""
     folder = home / "my folder" / "venv"
-    variables = stranger_variables(home) | {"PIP_CONSTRAINT": CONSTRAINTS}
+    variables = clean_variables(home) | {"PIP_CONSTRAINT": CONSTRAINTS}
     subprocess.run([interpreter, "-m", "venv", str(folder)], check=True, env=variables)
     line = [str(folder / "bin" / "python"), "-m", "pip", "install", "--dry-run", "--quiet", "--no-cache-dir", ".[test]"]
     result = subprocess.run(line, cwd=ROOT, env=variables, capture_output=True, text=True)

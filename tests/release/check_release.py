@@ -1,7 +1,7 @@
 """Checks before a release, as `make release-check` runs them.
 
-Runs `make demo` and the core tests with each supported Python on this machine as a stranger has it: a new clone in a
-folder with a space, no variables, no configuration of pip. Builds the sdist and the wheel into dist/, checks their
+Runs `make demo` and the core tests with each supported Python on this machine as a new user does: in a new clone in a
+folder with a space, without variables and configuration of pip. Builds the sdist and the wheel into dist/, checks their
 metadata and files, and installs the wheel with each extra in a new environment of each Python, where it runs every
 command. Prints a line per check, and exits with status 1 if one failed.
 
@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from clearhead._utils.extras import EXTRAS
 from clearhead._utils.version import __version__
+from support.clean_environment import cannot_run, clean_variables, supported_interpreters
 from support.distributions import tracked_files, wheel_problems, wheel_version
 from support.paths import ROOT
 from support.smoke import smoke_problems, write_inputs
-from support.strangers import cannot_run, stranger_variables, supported_interpreters
 from support.virtual_environments import CONSTRAINTS, VirtualEnvironment, installed_torch, pip_error, run_pip
 
 DIST = ROOT / "dist"
@@ -52,7 +52,7 @@ class Checks:
             print(f"ok      {name} ({time.monotonic() - start:.0f} s)", flush=True)
 
 
-def stranger_problems(interpreter: str, home: Path, wheels: Path) -> Iterator[str]:
+def new_user_problems(interpreter: str, home: Path, wheels: Path) -> Iterator[str]:
     """Run the README's commands in a new clone; print the last lines and sizes; yield problems.
 
     Args:
@@ -60,7 +60,7 @@ def stranger_problems(interpreter: str, home: Path, wheels: Path) -> Iterator[st
         home: the home folder.
         wheels: folder of wheels that all environments share, which this one adds its own to.
     """
-    variables = stranger_variables(home) | {"PIP_FIND_LINKS": str(wheels)}
+    variables = clean_variables(home) | {"PIP_FIND_LINKS": str(wheels)}
     with tempfile.TemporaryDirectory(prefix="my folder ", dir=home) as folder:
         clone = Path(folder) / "clearhead"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
@@ -75,7 +75,6 @@ def stranger_problems(interpreter: str, home: Path, wheels: Path) -> Iterator[st
             return
         for target in ("demo", "test-core"):
             line = ["make", "--silent", target, f"PYTHON={interpreter}"]
-            variables = stranger_variables(home)
             result = subprocess.run(
                 line, cwd=clone, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True
             )
@@ -146,7 +145,7 @@ def main() -> int:
         wheels.mkdir()
         for interpreter in options.interpreters:
             checks.report(
-                f"make demo and make test-core with {interpreter}", stranger_problems(interpreter, home, wheels)
+                f"make demo and make test-core with {interpreter}", new_user_problems(interpreter, home, wheels)
             )
         checks.report("sdist and wheel build, metadata is valid", build(folder))
         wheels = list(DIST.glob("*.whl"))

@@ -1,4 +1,4 @@
-"""Machines of strangers: every supported Python, an empty environment, no configuration of pip."""
+"""Environment of a new user: every supported Python, no variables, no configuration of pip."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cannot_run(version: str) -> str:
     return f"skipped Python {version}: there is no usable python{version} on this machine"
 
 
-def stranger_variables(home: Path) -> dict[str, str]:
-    """Return the environment of a user with a new account, in which pip has no configuration."""
+def clean_variables(home: Path) -> dict[str, str]:
+    """Return the variables of a new user, in whose home folder pip has no configuration."""
     certificates = {CERTIFICATES: os.environ[CERTIFICATES]} if CERTIFICATES in os.environ else {}
     return {"PATH": "/usr/bin:/bin", "HOME": str(home), "LC_ALL": "C", "PIP_CONFIG_FILE": "/dev/null"} | certificates
