@@ -36,7 +36,7 @@ def pip_variables() -> dict[str, str]:
 
 def pinned_torch() -> str:
     """Return the version of torch in constraints.txt."""
-    return re.search(r"^torch==(\S+)", CONSTRAINTS.read_text(), re.MULTILINE)[1]
+    return re.findall(r"^torch==(\S+)", CONSTRAINTS.read_text(), re.MULTILINE)[0]
 
 
 def has_torch(python: Path) -> bool:
@@ -92,7 +92,7 @@ def install(python: Path, *arguments: str) -> int:
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     warned = False
     with subprocess.Popen(line, cwd=ROOT, env=pip_variables(), **pipe) as process:
-        for text in process.stdout:
+        for text in process.stdout or ():
             size = re.search(r"(?:Downloading|Using cached) (\S+) \(([\d.]+) ([MG])B\)", text)
             if size and float(size[2]) * (1000 if size[3] == "G" else 1) >= LARGE_MEGABYTES:
                 print(f"  {size[1].rpartition('/')[2]} ({size[2]} {size[3]}B)", flush=True)
