@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from clearhead.analysis.accumulate import HeadSums
 from clearhead.analysis.corpus import corpus_statistics
 from clearhead.analysis.resumable import Job, discard_results, run_jobs
+from clearhead.analysis.roles import head_roles
 from clearhead.analysis.statistics import measure_heads, statistics_from_sums, sum_statistics
 from clearhead.analysis.summary import AttentionSummary, summarize
 from clearhead.cli import app
@@ -85,6 +86,23 @@ def test_a_recording_with_nan_names_the_layer():
     with pytest.warns(UserWarning, match="^layer 1 of 'decoder': the statistics of call 0 are NaN, so") as warned:
         summarize(recording).to_dict()
     assert len(warned) == 1
+
+
+def test_roles_of_recordings_with_nan_name_the_recording_and_the_layer():
+    given = recordings(4)
+    given[2]["decoder"].layers[1].lse[:] = torch.nan
+    given[3]["decoder"].layers[0].lse[:] = torch.nan
+    with pytest.warns(UserWarning, match="^recording 2: the statistics of layer 1 of 'decoder' are NaN, so") as warned:
+        head_roles(given)
+    assert len(warned) == 1
+
+
+def test_stored_results_with_nan_are_a_warning(tmp_path):
+    recording = decoder("abc")
+    recording["decoder"].layers[1].lse[:] = torch.nan
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="^text 0: the statistics of layer 1 of 'decoder' are NaN, so"):
+            run_jobs([Job("nan", lambda: sum_statistics(recording), "text 0")], results_folder=tmp_path / "parts")
 
 
 def mass_of(stack, span):

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from clearhead.analysis.roles import Roles
@@ -71,6 +72,22 @@ def test_stats_average_over_files(folder, tmp_path):
     one = json.loads(run("stats", "--model", folder, TEXT, "--json").stdout)
     assert both["heads"]["queries"][0] == 2 * one["heads"]["queries"][0]
     assert both["heads"]["entropy"] == pytest.approx(one["heads"]["entropy"])
+
+
+@pytest.mark.parametrize("command", ["stats", "roles"])
+def test_nan_is_one_warning_that_names_the_text_and_the_layer(command, tmp_path):
+    model = make("bert")
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight[tokenizer().unk_token_id] = torch.nan
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    files = []
+    for name, text in (("a", TEXT), ("b", TEXT), ("c", "the cat . ")):
+        (tmp_path / name).write_text(text)
+        files += ["--file", tmp_path / name]
+    stderr = run(command, "--model", tmp_path, *files).stderr
+    assert "text 2: the statistics of layer 0 of 'encoder' are NaN, so means over all texts are NaN too" in stderr
+    assert stderr.count("NaN,") == 1
 
 
 def test_stats_show_the_attention_on_spans(folder, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,22 @@ class HeadSums:
         for name, values in other.sums.items():
             sums[name] = sums[name] + values if name in sums else values
         return HeadSums(self.model or other.model, self.heads | other.heads, sums)
+
+    def warn_of_nan(self, label: str) -> bool:
+        """Warn if a sum is NaN, and return whether one is. Name the text, by its label, and its first such layer."""
+        name = next((name for name, values in self.sums.items() if values.isnan().any()), None)
+        if name is None:
+            return False
+        stack, _, layer = name.rpartition(".")[0].rpartition(".")
+        if layer == "sums":  # one tensor has the heads of all layers
+            parts = self.sums[name].split(self.heads[stack])
+            layer = next(index for index, part in enumerate(parts) if part.isnan().any())
+        warnings.warn(
+            f"{label}: the statistics of layer {layer} of {stack!r} are NaN, so means over all texts are NaN too"
+            " (indices count from 0)",
+            stacklevel=3,
+        )
+        return True
 
     def all_reduce(self, process_group: ProcessGroup) -> HeadSums:
         """Return the sums over all processes, with one all-reduce.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from clearhead._utils.version import __version__
+from clearhead.analysis.accumulate import HeadSums
 from clearhead.analysis.conllu import Sentence
 from clearhead.analysis.relations import relation_scores
 from clearhead.analysis.resumable import Job, ProgressCallback, run_jobs
@@ -60,19 +61,23 @@ def corpus_statistics(
     chosen = None if spans is None else SpansOfStacks(spans)
     key = _cache_key(model) if chosen is None else f"{_cache_key(model)} {chosen!r}"
 
-    def job(text: str) -> Job:
-        return Job(f"stats {key} {text}", lambda: _summarize_text(model, text, spans).to_sums(model.name))
+    def job(index: int, text: str) -> Job:
+        return Job(f"stats {key} {text}", lambda: _sum_text(model, text, spans), f"text {index}")
 
-    jobs = [job(text) for text in texts]
+    jobs = [job(index, text) for index, text in enumerate(texts)]
     total = run_jobs(jobs, process_group=process_group, results_folder=results_folder, progress=progress)
     names = {} if chosen is None else {stack: chosen.names_of(stack) for stack in total.heads}
     return AttentionSummary.from_sums(total, spans=names)
 
 
-def _summarize_text(model: RecordableModel, text: str, spans: StackSpansLike | None) -> AttentionSummary:
+def _sum_text(model: RecordableModel, text: str, spans: StackSpansLike | None) -> HeadSums:
     if isinstance(model, SummarizesWhileRunning):
-        return model.summarize(text) if spans is None else model.summarize(text, spans=spans)
-    return summarize(model.record(text), spans=spans)
+        summary = model.summarize(text) if spans is None else model.summarize(text, spans=spans)
+    else:
+        summary = summarize(model.record(text), spans=spans)
+    for layer in summary:
+        layer.warned = [layer.name]  # run_jobs warns of NaN and names the text
+    return summary.to_sums(model.name)
 
 
 def _cache_key(model: RecordableModel) -> str:
@@ -113,13 +118,13 @@ def corpus_roles(
 
     key = _cache_key(model)
 
-    def job(name: str, make_recording: Callable[[], Recording]) -> Job:
-        return Job(f"roles {key} {name}", lambda: sum_statistics(make_recording()))
+    def job(name: str, make_recording: Callable[[], Recording], label: str) -> Job:
+        return Job(f"roles {key} {name}", lambda: sum_statistics(make_recording()), label)
 
-    jobs = [job(text, partial(model.record, text)) for text in texts]
+    jobs = [job(text, partial(model.record, text), f"text {index}") for index, text in enumerate(texts)]
     if isinstance(model, RecordsRepeatedTokens):
         jobs += [
-            job(f"random tokens {seed}", partial(model.record_repeated, REPEATED_TOKENS, seed=seed))
+            job(name := f"random tokens {seed}", partial(model.record_repeated, REPEATED_TOKENS, seed=seed), name)
             for seed in range(REPEATED_RECORDINGS)
         ]
     relations = relation_scores(record_sentences(), sentences) if sentences else None

@@ -16,10 +16,11 @@ ProgressCallback = Callable[[int, int], None]  # called with the number of steps
 
 
 class Job(NamedTuple):
-    """One text to process. `name` is the key of its stored result."""
+    """One text to process. `name` is the key of its stored result. `label` names the text in a warning of NaN."""
 
     name: str
     compute: Callable[[], HeadSums]
+    label: str = "a text"
 
 
 def run_jobs(
@@ -43,9 +44,11 @@ def run_jobs(
     share = jobs[process_group.rank :: process_group.world_size]
     if results_folder is not None:
         results_folder.mkdir(exist_ok=True)
-    total = HeadSums.empty()
+    total, warned = HeadSums.empty(), False
     for index, job in enumerate(share):
-        total += job.compute() if results_folder is None else _load_or_compute(job, results_folder)
+        result = job.compute() if results_folder is None else _load_or_compute(job, results_folder)
+        warned = warned or result.warn_of_nan(job.label)
+        total += result
         if progress is not None:
             progress(index + 1, len(share))
     return total.all_reduce(process_group)

@@ -77,9 +77,11 @@ def measure_heads(recordings: Iterable[Recording]) -> tuple[str, dict[Address, H
 
     Recordings of a repeated sequence are detected and give the duplicate and induction scores only.
     """
-    total = HeadSums.empty()
-    for recording in check_one_model(recordings):
-        total += sum_statistics(recording)
+    total, warned = HeadSums.empty(), False
+    for index, recording in enumerate(check_one_model(recordings)):
+        sums = sum_statistics(recording)
+        warned = warned or sums.warn_of_nan(f"recording {index}")
+        total += sums
     return total.model, statistics_from_sums(total)
 
 

@@ -230,6 +230,7 @@ class AttentionSummary:
             sums = {name: total.sums.get(f"{stack}.{index}.{name}") for name in AVERAGED}
             layer.sums = {name: values for name, values in sums.items() if values is not None}
             layer.query_count = int(total.sums[f"{stack}.{index}.queries"])
+            layer.warned = [layer.name]  # to_sums has warned of NaN, or run_jobs
         return summary
 
     def to_dict(self) -> dict[str, list]:
