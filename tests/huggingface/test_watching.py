@@ -156,7 +156,7 @@ def test_spans_without_a_stack_are_refused_if_several_run():
         model(input_ids=torch.arange(24)[None])
     assert seen[0].means["mass"].shape == (4, 2)
     bart = make("bart", "sdpa")
-    message = r"attention runs in 'encoder', 'decoder' and 'cross'; .* such as spans=\{'decoder': \{…\}\}"
+    message = r"in 'encoder', 'decoder' and 'cross'; .* such as spans=\{'decoder': \{…\}\}, or \{'\*': \{…\}\} for all$"
     with pytest.raises(ValueError, match=message), torch.no_grad(), watch(bart, spans={"end": (2, 3)}):
         bart(**inputs_for("bart"))
     with torch.no_grad(), watch(bart, spans={"end": (2, 3)}, layers=[0, 1]) as seen:
@@ -195,6 +195,10 @@ def test_rejects_wrong_spans():
     for spans, message in (
         ({}, "spans is empty; expected"),
         ({"a": (3, 3)}, "expected start < end"),
+        (
+            {"decoder": {"a": (0, 3)}, "b": (0, 3)},
+            r"spans\['b'\] is \(0, 3\); expected a stack in all spans or in none",
+        ),
         ({"head": (0, 3)}, "spans has the name 'head', which is another column of the table"),
         ({1: (0, 3), "1": (3, 4)}, "spans has the name '1', which is another column"),
     ):

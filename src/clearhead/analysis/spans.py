@@ -10,6 +10,7 @@ from typing import cast
 from torch import Tensor
 from torch.nn.functional import pad
 
+from clearhead._utils.checks import describe
 from clearhead.ops.spans import Spans, SpansLike
 
 StackSpansLike = SpansLike | Mapping[str, SpansLike]
@@ -74,6 +75,9 @@ class SpansOfStacks:
         self._spans: SpansOfCalls | None = None
         self._by_stack: dict[str, SpansOfCalls] = {}
         if isinstance(spans, Mapping) and any(map(_is_group, spans.values())):
+            for name, group in spans.items():
+                if not _is_group(group):
+                    raise ValueError(f"spans[{name!r}] is {describe(group)}; expected a stack in all spans or in none")
             self._by_stack = {str(stack): SpansOfCalls(cast("SpansLike", group)) for stack, group in spans.items()}
         else:
             self._spans = SpansOfCalls(cast("SpansLike", spans))
@@ -115,7 +119,7 @@ class SpansOfStacks:
             example = "decoder" if "decoder" in names else names[0]
             raise ValueError(
                 f"spans has no stack, but attention runs in {', '.join(map(repr, names[:-1]))} and {names[-1]!r};"
-                f" expected the spans of one stack, such as spans={{{example!r}: {{…}}}} or --spans {example}:…"
+                f" expected the spans of one stack, such as spans={{{example!r}: {{…}}}}, or {{'*': {{…}}}} for all"
             )
 
     def check(self) -> None:

@@ -35,7 +35,8 @@ def stats(
         typer.Option(
             metavar="[STACK:]NAME=START:END",
             help="Also show each head's mean attention on tokens START to END − 1, counted from 0 with special tokens,"
-            " such as system=0:40. A model with several stacks needs one: decoder:image=0:16. Repeatable.",
+            " such as system=0:40. A model with several stacks needs one: decoder:image=0:16,"
+            " or '*:image=0:16' for all. Repeatable.",
         ),
     ] = None,
 ) -> None:
