@@ -138,6 +138,10 @@ def test_attention_summary_is_shown():
         layer_summary.add(weights.observe(entropy=True), torch.ones(1, 6, dtype=torch.bool))
     text = summary._repr_html_()
     assert repr(summary) == "AttentionSummary(decoder 2 layers, entropy of 6 queries)"
+    single = AttentionSummary([("attn", 0)])
+    single[0].module = 0
+    single[0].add(layer(1, 6).observe(entropy=True), 1)
+    assert repr(single) == "AttentionSummary(attn 1 layer (module 0), entropy of 1 query)"
     assert [image.shape for image in images(text)] == [(2, 3, 3)]
     mean = summary[1].means["entropy"][1]
     assert f"<td>{float(mean):.3f}</td>" in text

@@ -207,7 +207,7 @@ LAYER, X = MultiHeadAttention(4, 2), torch.randn(3, 4)
         (lambda: trace(LAYER, X[:, :3]), ValueError, "x has shape (3, 3); expected one text, [length, 4]"),
         (lambda: trace(LAYER, [[1.0]]), TypeError, "x is a list; expected a tensor [length, 4]"),
         (lambda: trace(LAYER, X, X[None, None]), ValueError, "memory has shape (1, 1, 3, 4); expected one text"),
-        (lambda: trace(LAYER, X, tokens=["a"]), ValueError, "tokens has 1 labels, but there are 3 rows"),
+        (lambda: trace(LAYER, X, tokens=["a"]), ValueError, "tokens has 1 label; expected 3, one per row"),
         (lambda: trace(LAYER, X, memory_tokens=["a"]), ValueError, "memory_tokens is given without memory"),
         (lambda: trace(LAYER, X, mask="causal"), TypeError, "mask is a str; expected a mask such as Causal()"),
         (

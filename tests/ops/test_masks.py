@@ -226,12 +226,12 @@ def attend(queries, keys, mask):
 @pytest.mark.parametrize(
     ("queries", "mask", "message"),
     [
-        (10, Documents([6, 7]), "add up to 13, but there are 10 keys; expected at most 10"),
-        (10, Documents([6, 7], strict=False), "add up to 13, but there are 10 keys; expected at most 10"),
-        (10, Documents([[6, 4], [6, 7]]), "add up to 13, but there are 10 keys; expected at most 10"),
-        (10, Documents([3, 4]), "add up to 7, but there are 10 keys; expected 10, or strict=False if"),
-        (3, Causal() & Documents([3, 4]), "add up to 7, but there are 10 keys; expected 10, or strict=False if"),
-        (10, Documents([3, 4]) | Prefix(1), "add up to 7, but there are 10 keys; expected 10, or strict=False if"),
+        (10, Documents([6, 7]), "add up to 13, but kv_len is 10; expected at most 10"),
+        (10, Documents([6, 7], strict=False), "add up to 13, but kv_len is 10; expected at most 10"),
+        (10, Documents([[6, 4], [6, 7]]), "add up to 13, but kv_len is 10; expected at most 10"),
+        (10, Documents([3, 4]), "add up to 7, but kv_len is 10; expected 10, or strict=False if"),
+        (3, Causal() & Documents([3, 4]), "add up to 7, but kv_len is 10; expected 10, or strict=False if"),
+        (10, Documents([3, 4]) | Prefix(1), "add up to 7, but kv_len is 10; expected 10, or strict=False if"),
     ],
     ids=repr,
 )

@@ -293,7 +293,7 @@ def cut(tensors, part):
 
 
 def test_stack_and_tokens_reject_wrong_lengths():
-    with pytest.raises(ValueError, match="layer 0 is .1, 3, 4, 4., but there are 3 query tokens"):
+    with pytest.raises(ValueError, match="layer 0 is .1, 3, 4, 4., but the stack has 3 query tokens"):
         Stack((weights(4, 4),), tokens("a", "b", "c"), tokens("a", "b", "c", "d"))
     with pytest.raises(ValueError, match="Tokens: texts, special and words"):
         Tokens(("a",), (False, True), (None,))

@@ -194,6 +194,15 @@ def test_first_read_of_nan_names_the_module_and_the_call(keep, where):
     seen.summary().to_sums()
 
 
+def test_warning_of_nan_names_all_sequences():
+    model, x = model_and_input()
+    x[:, 3] = torch.nan
+    with watch(model, entropy=True) as seen:
+        model(x)
+    with pytest.warns(UserWarning, match="of call 0 are NaN in sequences 0 to 1, so"):
+        assert seen[0].means["entropy"].isnan().all()
+
+
 def test_statistics_without_nan_do_not_warn():
     model, x = model_and_input()
     with watch(model, entropy=True) as seen:

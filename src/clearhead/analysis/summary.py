@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead._utils.extras import missing_packages
+from clearhead._utils.text import count_noun
 from clearhead.analysis.accumulate import HeadSums
 from clearhead.analysis.spans import SpansOfStacks, StackSpansLike
 from clearhead.ops.statistics import AttentionStatistics
@@ -104,7 +105,7 @@ class LayerSummary:
         call = int(self.calls_before_nan)
         position = call - self.call_count + len(self.kept)
         sequences = _sequences_with_nan(self.kept[position]) if 0 <= position < len(self.kept) else []
-        where = f" in sequence {', '.join(map(str, sequences))}" if sequences else ""
+        where = f" in {_named_indices('sequence', sequences)}" if sequences else ""
         warnings.warn(
             f"{self.name}: the statistics of call {call} are NaN{where}, so means and maxima over all calls are NaN too"
             " (indices count from 0)",
@@ -178,8 +179,9 @@ class AttentionSummary:
             layers = [self.layers[stack, index] for index in self._layers_of(stack)]
             names = ", ".join([*layers[0].sums, *layers[0].maxima]) or "no means"
             modules = [layer.module for layer in layers if layer.module is not None]
-            indices = f" (modules {_as_ranges(modules)})" if modules else ""
-            parts.append(f"{stack} {len(layers)} layers{indices}, {names} of {layers[0].queries} queries")
+            indices = f" ({_named_indices('module', modules)})" if modules else ""
+            queries = "1 query" if layers[0].queries == 1 else f"{layers[0].queries} queries"
+            parts.append(f"{stack} {count_noun(len(layers), 'layer')}{indices}, {names} of {queries}")
         return f"AttentionSummary({'; '.join(parts)})"
 
     def _repr_html_(self) -> str | None:
@@ -282,6 +284,11 @@ def _as_ranges(indices: Sequence[int]) -> str:
     if len(ordered) > 1 and ordered == list(range(ordered[0], ordered[-1] + 1)):
         return f"{ordered[0]} to {ordered[-1]}"
     return ", ".join(map(str, ordered))
+
+
+def _named_indices(noun: str, indices: Sequence[int]) -> str:
+    """Return indices with their noun, such as "layer 3" or "layers 0 to 11"."""
+    return f"{noun}{'s' if len(indices) > 1 else ''} {_as_ranges(indices)}"
 
 
 def check_span_names(names: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead._utils.checks import describe
 from clearhead._utils.tensor_checks import check_dense_tensor
+from clearhead._utils.text import count_noun
 from clearhead.explain._input_steps import InputParts, input_steps
 from clearhead.explain._layer_options import LayerOptions
 from clearhead.explain._layer_steps import HeadTracer, output_steps
@@ -120,7 +121,7 @@ def _row_names(argument: str, tokens: Sequence[str] | None, length: int) -> tupl
     if not isinstance(tokens, Collection) or isinstance(tokens, Tensor):
         raise TypeError(f"{argument} is {describe(tokens)}; expected a list of labels")
     if len(tokens) != length:
-        raise ValueError(f"{argument} has {len(tokens)} labels, but there are {length} rows")
+        raise ValueError(f"{argument} has {count_noun(len(tokens), 'label')}; expected {length}, one per row")
     return tuple(str(token) for token in tokens)
 
 

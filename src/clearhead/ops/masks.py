@@ -160,10 +160,10 @@ class Documents(Mask):
         lengths = self.lengths.tolist()
         total = sum(lengths) if packed else max(map(sum, lengths))  # summing in torch takes twice as long
         if total > kv_len and q_len >= kv_len:
-            return f"the lengths of Documents add up to {total}, but there are {kv_len} keys; expected at most {kv_len}"
+            return f"the lengths of Documents add up to {total}, but kv_len is {kv_len}; expected at most {kv_len}"
         if total < kv_len and packed and self.strict:
             return (
-                f"the lengths of Documents add up to {total}, but there are {kv_len} keys; expected {kv_len}, or"
+                f"the lengths of Documents add up to {total}, but kv_len is {kv_len}; expected {kv_len}, or"
                 " strict=False if the last keys belong to no document"
             )
         return None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead._utils.checks import check_int, check_path, describe
 from clearhead._utils.tensor_checks import FLOAT_DTYPES, check_device
-from clearhead._utils.text import is_unicode, one_line
+from clearhead._utils.text import count_noun, is_unicode, one_line
 from clearhead.recording.addresses import find_address
 from clearhead.recording.media import Media, Region, check_references, check_regions, regions_between, unpack_region
 from clearhead.recording.names import model_name
@@ -110,8 +110,9 @@ class Stack:
                 raise ValueError(f"Stack: layer {index} has no heads; expected at least one")
             if (batch, q_len, kv_len) != (1, len(self.queries), len(self.keys)):
                 raise ValueError(
-                    f"Stack: layer {index} is {tuple(weights.shape)}, but there are {len(self.queries)} query tokens"
-                    f" and {len(self.keys)} key tokens; expected one text"
+                    f"Stack: layer {index} is {tuple(weights.shape)}, but the stack has"
+                    f" {count_noun(len(self.queries), 'query token')} and {count_noun(len(self.keys), 'key token')};"
+                    " expected one text"
                 )
         if self.written is not None and len(self.written) != len(self.queries):
             raise ValueError(
