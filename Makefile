@@ -71,7 +71,7 @@ help:
 	@echo "make test-all  make test, and slow tests, browsers, real models, the wheel, other CPUs"
 	@echo "make test-vision  run the tests of timm and open_clip with the newest torch, in .venv-vision (downloads 3 GB)"
 	@echo "make test-newest  run the core and Hugging Face tests with the newest releases, in .venv-newest (downloads 3 GB)"
-	@echo "make test-vllm  run the tests with a vLLM server on the CPU, in .venv-vllm (downloads 1 GB)"
+	@echo "make test-vllm  run the tests with a vLLM server on the CPU, in .venv-vllm (downloads 4 GB)"
 	@echo "make docs      build the documentation into site/"
 	@echo "make bench     run the CPU benchmarks"
 	@echo "make release-check  build dist/, install it with each extra in new environments, run every command there"
