@@ -8,6 +8,7 @@ import re
 import socket
 import stat
 import time
+import urllib.parse
 
 import pytest
 from bokeh.util.token import get_token_payload
@@ -107,10 +108,17 @@ HARDENED = {
 def test_every_response_has_security_headers(viewer, path, status):
     got, headers, _ = fetch(home(viewer) + path, Cookie=cookie(viewer) if not path else "")
     assert got == status
-    assert {name: headers.get_all(name) for name in HARDENED} == {name: [value] for name, value in HARDENED.items()}
+    expected = HARDENED | ({"Cache-Control": "private, max-age=86400"} if path == "font" else {})
+    assert {name: headers.get_all(name) for name in expected} == {name: [value] for name, value in expected.items()}
     policy = headers["Content-Security-Policy"]
     for directive in ("default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"):
         assert directive in policy
+
+
+def test_only_the_whole_font_is_cached(viewer):
+    for path in ("font?text=あ", "font?", "modules/state.js", ""):
+        status, headers, _ = fetch(home(viewer) + urllib.parse.quote(path, safe="/?="), Cookie=cookie(viewer))
+        assert (status, headers["Cache-Control"]) == (200, "no-store")
 
 
 def test_login_and_refusals_have_security_headers(viewer):

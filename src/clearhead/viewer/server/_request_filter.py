@@ -10,6 +10,8 @@ from bokeh.server.tornado import BokehTornado
 from tornado.httputil import HTTPHeaders, HTTPServerRequest
 from tornado.web import HTTPError, OutputTransform, RequestHandler
 
+from clearhead.viewer._templates import FONT_PATH
+
 LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost"})
 # Bokeh also serves metadata, embedding scripts and an icon, which the page does not use.
 _ALLOWED_PATHS = re.compile(r"/|/enter|/ws|/font|/static/js/[a-z.-]+\.js|/modules/[a-z_]+\.js|/(report|explain)\.html")
@@ -24,6 +26,7 @@ _SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+_FONT_CACHING = "private, max-age=86400"  # 2 MB for each page with Japanese text, the same on every machine
 
 
 class FilteredTornado(BokehTornado):
@@ -62,10 +65,16 @@ class _Refusal(RequestHandler):
 
 
 class _AddSecurityHeaders(OutputTransform):
-    """Security headers of every response, including errors and static files."""
+    """Security headers of every response, including errors and static files. Only the whole font may be cached."""
+
+    def __init__(self, request: HTTPServerRequest) -> None:
+        super().__init__(request)
+        self._is_font = request.uri == FONT_PATH  # the query of a subset has the user's text
 
     def transform_first_chunk(
         self, status_code: int, headers: HTTPHeaders, chunk: bytes, finishing: bool
     ) -> tuple[int, HTTPHeaders, bytes]:
         headers.update(_SECURITY_HEADERS)
+        if self._is_font and status_code < 400:
+            headers["Cache-Control"] = _FONT_CACHING
         return status_code, headers, chunk
