@@ -1,6 +1,7 @@
 """Tests of matplotlib figures: pixels, labels and files."""
 
 import io
+import json
 import re
 import sys
 
@@ -12,11 +13,13 @@ from matplotlib import font_manager, get_data_path, pyplot, rcParams
 from matplotlib.colors import LogNorm
 from rich.console import Console
 
+from clearhead import report
 from clearhead.cli.tables import print_alignment
 from clearhead.plot import _fonts, plot_alignment, plot_head, plot_heads
 from clearhead.plot.figures import MASKED_COLOR
 from clearhead.translation import Translator
 from clearhead.viewer._charts import HeadChart
+from clearhead.viewer.report._page import uncompress
 from support.recordings import decoder, translation
 
 
@@ -102,7 +105,7 @@ def labels(axis):
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
-def test_a_row_has_the_same_label_in_the_figure_the_viewer_and_the_terminal():
+def test_a_row_has_the_same_label_in_the_figure_the_viewer_the_report_and_the_terminal():
     recording = Translator.load().record("I came home after the rain had stopped.")
     cross = recording["cross"]
     row = cross.written.texts.index("帰宅した")
@@ -117,6 +120,11 @@ def test_a_row_has_the_same_label_in_the_figure_the_viewer_and_the_terminal():
     chart.label_axes(cross)
     viewer = [text.strip("\u2068\u2069") for text in chart.map.yaxis[0].major_label_overrides.values()]
     assert viewer == labels(axes.yaxis)
+    stored = re.search(r'id="labels">(.*)</script>', report(recording).html)[1]
+    narrow = dict(json.loads(uncompress(stored)))
+    names = list(map("\n".join, zip(cross.queries.texts, cross.written.texts, strict=True)))
+    assert [narrow.get(name, name.replace("\n", " → ")) for name in names] == viewer
+    assert any(name in narrow for name in names)
     console = Console(file=io.StringIO(), width=100)
     print_alignment(console, recording)
     lines = console.file.getvalue().splitlines()[1:]

@@ -10,7 +10,9 @@ import torch
 from selenium.webdriver.common.by import By
 
 from clearhead import report
+from clearhead._utils.text import short_token
 from clearhead.recording.next_tokens import NextTokens
+from clearhead.recording.row_labels import LABEL_COLUMNS, row_label
 from clearhead.viewer import _thumbnails
 from clearhead.viewer.report import _report_layer
 from support.browser import emulate, requested, resize
@@ -183,6 +185,26 @@ def test_wheel_zooms_and_axes_show_tokens(page, written):
         )
         == "\u2068w100\u2069"
     )
+
+
+def test_axes_and_pinned_maps_have_the_labels_of_the_figures(page, tmp_path):
+    tokens = ["帰宅した", "学校から帰ると", "internationally", "d" * 15, "constructor"]
+    recording = translation(["e" * 16, "f" * 17, "夕食" * 5], tokens, written=[*tokens[1:], "。"])
+    report(recording, tmp_path / "report.html")
+    page.open((tmp_path / "report.html").as_uri(), "#head=cross.0.1&pin=cross.0.2")
+    stack = recording["cross"]
+    expected = [
+        [row_label(stack, query) for query in range(5)],
+        [short_token(text, LABEL_COLUMNS) for text in stack.keys.texts],
+    ]
+    assert expected[0][0] == "帰宅… → 学校か…"
+    axes = page.module_script("""
+        const labels = (axis) => [...axis.major_label_overrides.values()].map(({ text }) => text.slice(1, -1));
+        return [labels(figures.map.left[0]), labels(figures.map.above[0])];
+    """)
+    assert axes == expected
+    page.until(lambda: page.module_script("return Boolean(state.compare)"))
+    assert page.module_script("return [state.compare.queries, state.compare.keys]") == expected
 
 
 def test_tokens_are_escaped(page, written, browser):

@@ -20,7 +20,7 @@ from clearhead._utils.text import short_token, visible_text
 from clearhead._utils.version import __version__
 from clearhead.analysis import RelationScore, Roles
 from clearhead.recording import Address, Recording, Tokens, is_self_attention
-from clearhead.recording.row_labels import written_texts
+from clearhead.recording.row_labels import LABEL_COLUMNS, row_label, written_texts
 from clearhead.viewer._charts import PALETTES, HeadChart
 from clearhead.viewer._media_payload import media_payload
 from clearhead.viewer._payloads import Payload, model_payload
@@ -99,6 +99,7 @@ def render_page(cache: RecordingCache, data: ReportData, details: ReportDetails,
                 "live": False,
                 "weighted": bool(data.weighted),
                 "tokens": compress(json.dumps(texts).encode()),
+                "labels": compress(json.dumps(list(_narrow_labels(recording).items())).encode()),
                 "searchable": compress(json.dumps(searchable).encode()),
                 "next_tokens": data.next_tokens,
                 "masks": masks,
@@ -211,6 +212,24 @@ def compress_next_tokens(recording: Recording) -> str:
         for position, tokens in rows
     ]
     return compress(json.dumps(listed).encode())
+
+
+def _narrow_labels(recording: Recording) -> dict[str, str]:
+    """Return the axis labels that are shorter than their texts, by these texts.
+
+    The text of a row that writes a token has two lines: the token that it reads, and the one that it writes.
+    """
+    labels: dict[str, str] = {}
+    for stack in recording.stacks.values():
+        rows = zip(_short_tokens(stack.queries), written_texts(stack) or [""] * len(stack.queries), strict=True)
+        for query, row in enumerate(rows):
+            name = "\n".join(filter(None, row))
+            if name not in labels:
+                labels[name] = row_label(stack, query)
+        for key, name in enumerate(_short_tokens(stack.keys)):
+            if name not in labels:
+                labels[name] = short_token(stack.keys.texts[key], LABEL_COLUMNS)
+    return {name: label for name, label in labels.items() if label != name.replace("\n", " → ")}
 
 
 def _short_tokens(tokens: Tokens) -> list[str]:

@@ -116,7 +116,7 @@ function windowMoved([row, rowEnd, key, keyEnd]) {
   const rows = inside("query", row, rowEnd);
   const written = rows.length ? (textsOf(stack, "written")?.slice(row, rowEnd) ?? null) : null;
   state.tokens = { window: [row, rowEnd, key, keyEnd], row, rows, written, key, keys: inside("key", key, keyEnd) };
-  drawTicks(state.tokens);
+  drawTicks(stack, state.tokens.window);
   drawStoredWindow(shown, stack, state.tokens.window);
   announce("tokens");
   announceWords();

@@ -9,6 +9,9 @@ export const MODEL = JSON.parse(element("stored-model").textContent);
 /** Token lists, set by `unpackTokens`. @type {string[][]} */
 let texts;
 
+/** Labels of the tokens and rows whose texts are too wide for an axis, by these texts. @type {Map<string, string>} */
+let labels;
+
 /** The value of each float16 bit pattern. */
 export const HALVES = Float32Array.from({ length: 65536 }, (_, bits) => {
   const [sign, exponent, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
@@ -35,6 +38,7 @@ let searchable;
 
 export async function unpackTokens() {
   texts = await unpackedJson("tokens");
+  labels = new Map(await unpackedJson("labels"));
   searchable = await unpackedJson("searchable-tokens");
   nextTokens = new Map(await unpackedJson("next-tokens"));
 }
@@ -59,6 +63,21 @@ export const stackNamed = (name) => /** @type {StoredStack} */ (MODEL.stacks.fin
  * @returns {Side extends "written" ? string[] | null : string[]}
  */
 export const textsOf = (stack, side) => /** @type {any} */ (texts[stack.tokens[["query", "key", "written"].indexOf(side)] ?? -1] ?? null);
+
+/**
+ * Return the labels of a range of an axis: tokens, or the token that each query reads and the one that it writes.
+ * @param {StoredStack} stack
+ * @param {"query" | "key"} side
+ * @param {number} start
+ * @param {number} end
+ */
+export function labelsOf(stack, side, start, end) {
+  const written = side === "query" ? textsOf(stack, "written") : null;
+  return textsOf(stack, side).slice(start, end).map((text, offset) => {
+    const name = [text, written?.[start + offset]].filter(Boolean).join("\n"); // no text contains a line break
+    return labels.get(name) ?? name.replace("\n", " → ");
+  });
+}
 
 /**
  * `values` are the weights of cells or bins, `levels` their shades for a thumbnail. `shares` are those of the values.

@@ -3,7 +3,7 @@
 import { headId } from "clearhead/format.js";
 import { headOf } from "clearhead/grid.js";
 import { announce, on, settings, stackShown, state, windowShown } from "clearhead/state.js";
-import { optionsFor, stackNamed, storedLayer, textsOf } from "clearhead/stored.js";
+import { labelsOf, optionsFor, stackNamed, storedLayer } from "clearhead/stored.js";
 import { visibleCells } from "clearhead/stored_figures.js";
 
 const MAX_COMPARED_TOKENS = 40; // longest side whose tokens are drawn
@@ -26,10 +26,8 @@ async function refresh() {
   const window = isSameShape ? windowShown() : [0, stack.queries, 0, stack.keys];
   compared = [stored, shown];
   const [values, base] = [stored.values(settings.reduce, optionsFor(stack)), shown.values(settings.reduce, optionsFor(shownStack))];
-  const written = textsOf(stack, "written");
-  const all = { query: textsOf(stack, "query").map((read, index) => (written?.[index] ? `${read} → ${written[index]}` : read)), key: textsOf(stack, "key") };
   const texts = (/** @type {"query" | "key"} */ side, /** @type {number} */ start, /** @type {number} */ end) =>
-    end - start <= MAX_COMPARED_TOKENS ? all[side].slice(start, end) : [];
+    end - start <= MAX_COMPARED_TOKENS ? labelsOf(stack, side, start, end) : [];
   const size = (/** @type {StoredStack} */ { queries, keys }) => `${queries.toLocaleString("en")} × ${keys.toLocaleString("en")}`;
   const isWeighted = [stack, shownStack].some((each) => optionsFor(each).weighted);
   const reason = !isSameShape

@@ -4,12 +4,10 @@ import { paintTheme } from "clearhead/controls.js";
 import { element } from "clearhead/dom.js";
 import { PALETTES, colorMappers, figures, isLog, renderers } from "clearhead/heatmap.js";
 import { settings } from "clearhead/state.js";
-import { optionsFor } from "clearhead/stored.js";
+import { labelsOf, optionsFor, textsOf } from "clearhead/stored.js";
 
 const MAX_AXIS_TOKENS = 40; // longer axes are labeled with indices
-const MAX_LABEL_LETTERS = 14;
 const MAX_UNCOVERED_TOKENS = 512; // longest side of a window whose masked cells are left out; larger ones show whole bins
-const MAX_READ_LETTERS = 6; // of the token that a row reads, if its written token is shown too
 
 const maximum = (/** @type {Float32Array} */ values) => values.reduce((one, other) => Math.max(one, other), 0);
 
@@ -105,27 +103,23 @@ function rowEdges(/** @type {StoredStack} */ { places, queries }) {
   return [0, ...places.slice(1).map((query, index) => (places[index] + 1 + query) / 2), queries];
 }
 
-/** @param {WindowPayload} tokens */
-export function drawTicks({ window: [row, rowEnd, key, keyEnd], rows, written, keys }) {
-  figures.map.left[0].axis_label = written ? "queries (read → written)" : "queries";
-  labelAxis(figures.map.left[0], row, rowEnd, rows.map((read, index) => rowText(read, written?.[index])), 0);
-  labelAxis(figures.map.above[0], key, keyEnd, keys, Math.PI / 2);
+/** @param {StoredStack} stack @param {number[]} window */
+export function drawTicks(stack, [row, rowEnd, key, keyEnd]) {
+  figures.map.left[0].axis_label = textsOf(stack, "written") ? "queries (read → written)" : "queries";
+  labelAxis(stack, "query", row, rowEnd);
+  labelAxis(stack, "key", key, keyEnd);
 }
 
-/** @param {string} text @param {number} letters */
-const clipped = (text, letters) => ([...text].length > letters ? `${[...text].slice(0, letters - 1).join("")}…` : text);
-/** Return the token that a row reads and the token that it writes. @param {string} read @param {string} [written] */
-const rowText = (read, written) => (written ? `${clipped(read, MAX_READ_LETTERS)} → ${clipped(written, MAX_LABEL_LETTERS)}` : read);
-
 // PlainText, because Bokeh renders strings such as $$x$$ as TeX; bidi isolates keep right-to-left tokens apart
-/** @param {any} axis @param {number} start @param {number} end @param {string[]} tokens @param {number} orientation */
-function labelAxis(axis, start, end, tokens, orientation) {
+/** @param {StoredStack} stack @param {"query" | "key"} side @param {number} start @param {number} end */
+function labelAxis(stack, side, start, end) {
+  const [axis, orientation] = side === "query" ? [figures.map.left[0], 0] : [figures.map.above[0], Math.PI / 2];
   const { BasicTicker, FixedTicker, NumeralTickFormatter, PlainText } = Bokeh.Models;
   if (end - start > MAX_AXIS_TOKENS) {
     axis.setv({ ticker: new BasicTicker(), major_label_overrides: new Map(), formatter: new NumeralTickFormatter({ format: "0,0" }), major_label_orientation: 0 });
     return;
   }
-  const labels = tokens.map((text, offset) => /** @type {const} */ ([start + offset + 0.5, new PlainText({ text: `\u2068${clipped(text, MAX_LABEL_LETTERS)}\u2069` })]));
+  const labels = labelsOf(stack, side, start, end).map((text, offset) => /** @type {const} */ ([start + offset + 0.5, new PlainText({ text: `\u2068${text}\u2069` })]));
   axis.setv({ ticker: new FixedTicker({ ticks: labels.map(([tick]) => tick) }), major_label_overrides: new Map(labels), major_label_orientation: orientation });
 }
 
