@@ -10,7 +10,7 @@ import pytest
 import torch
 from selenium.webdriver.common.keys import Keys
 
-from clearhead import report
+from clearhead import Causal, Window, report
 from clearhead._utils.text import short_token
 from clearhead.analysis.roles import Roles
 from clearhead.analysis.statistics import HeadStatistics
@@ -138,6 +138,28 @@ def test_large_windows_are_saved_as_bins(page, downloads):
         drawing = ElementTree.fromstring(saved(page, downloads, "map.svg"))
         assert len(list(drawing.iter(f"{SVG}image"))) == 1
         assert "largest weight of each bin, log scale" in [node.text for node in drawing.iter(f"{SVG}text")]
+
+
+def test_masked_cells_are_not_in_the_picture_of_a_zoomed_report(page, downloads, tmp_path):
+    recording = decoder([f"w{index}" for index in range(600)], layers=1, mask=Causal() & Window(20))
+    report(recording, tmp_path / "report.html")
+    page.open((tmp_path / "report.html").as_uri(), "#head=decoder.0.1&rows=530-563&keys=512-545")
+    drawing = ElementTree.fromstring(saved(page, downloads, "map.svg"))
+    frame, *cells = (
+        [float(rectangle.get(side)) for side in ("x", "y", "width", "height")]
+        for rectangle in drawing.iter(f"{SVG}rect")
+        if rectangle.get("fill") != "none" and rectangle.get("x") and not rectangle.get("fill").startswith("url")
+    )
+    painted = torch.zeros(33, 33, dtype=torch.bool)
+    for x, y, width, height in cells:
+        assert (width, height) == pytest.approx((frame[2] / 33, frame[3] / 33))
+        painted[round((y - frame[1]) / height), round((x - frame[0]) / width)] = True
+    visible = recording.weights(("decoder", 0, 1)).scores[0, 0, 530:563, 512:545] > -torch.inf
+    assert visible.any()
+    assert torch.equal(painted, visible)
+    assert "largest weight of each bin, log scale" in [node.text for node in drawing.iter(f"{SVG}text")]
+    rows = list(csv.reader(io.StringIO(saved(page, downloads, "map.csv").decode("utf-8-sig"))))
+    assert rows[0][:3] == ["query", "510 to 514", "515 to 519"]  # a bin's value is not the weight of each of its cells
 
 
 def test_settings_of_the_address_apply_while_the_server_is_slow(page, monkeypatch):

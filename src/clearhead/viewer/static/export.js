@@ -7,7 +7,7 @@ import { embedFont } from "clearhead/fonts.js";
 import { headId, headTitle } from "clearhead/format.js";
 import { asPng, mapPicture, svgText } from "clearhead/picture.js";
 import { regionPicture } from "clearhead/region_picture.js";
-import { shownMatrix } from "clearhead/shown_matrix.js";
+import { drawnMatrix, shownMatrix } from "clearhead/shown_matrix.js";
 import { on, stackShown, state, windowShown } from "clearhead/state.js";
 
 const KEPT_S = 60; // a browser may read the data of a download later
@@ -41,7 +41,7 @@ async function take(kind, ending) {
   if (kind === "map" && !matrix) return say("The map is still being computed.");
   const name = fileName(kind, ending);
   if (matrix && ending === "csv") return download(new Blob([asCsv(matrix)], { type: CSV }), name);
-  const picture = matrix ? mapPicture(matrix, title) : regionPicture(element("lines"), title);
+  const picture = matrix ? mapPicture(drawnMatrix(matrix), title) : regionPicture(element("lines"), title);
   await embedFont(picture);
   download(ending === "svg" ? new Blob([svgText(picture)], { type: SVG }) : await asPng(picture), name);
 }

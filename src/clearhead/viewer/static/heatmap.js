@@ -32,6 +32,9 @@ export function whenReady(start) {
 /** Return whether a source has the shown values. The cells of a report repeat the values of its bins. @param {any} data */
 const isDrawn = (data) => data.image.length > 0 && !data.uncovered?.[0];
 
+/** Return the cells that a report draws instead of its bins in a short window, NaN for masked cells. @returns {any} */
+export const uncoveredCells = () => figures.sources.find((/** @type {any} */ source) => source.data.uncovered?.[0])?.data;
+
 /**
  * Return the bin or cell at data coordinates of the heatmap.
  * @param {number} x
