@@ -65,6 +65,17 @@ const change = pixels().reduce((most, value, index) => Math.max(most, Math.abs(v
 return [change, [...figures.map.left[0].major_label_overrides.values()].map((label) => label.text ?? label).join("")];
 """
 
+# the saved picture of the heatmap, with another text in one of its places
+SAVED = """
+const [{ embedFont }, { asPng, mapPicture }, { shownMatrix }] = await Promise.all(
+  ["fonts", "picture", "shown_matrix"].map((name) => import(`clearhead/${name}.js`)),
+);
+const picture = mapPicture(shownMatrix(), "title");
+picture.querySelectorAll("text")[arguments[0]].textContent = arguments[1];
+await embedFont(picture);
+return btoa(String.fromCharCode(...new Uint8Array(await (await asPng(picture)).arrayBuffer())));
+"""
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
@@ -118,6 +129,15 @@ def test_viewer_has_no_missing_glyph_with_no_font_but_dejavu(page):
         page.open(viewer.url)
         check_glyphs(page, "昨日学校から帰ると、母は台所で夕食を作っていた。家宅")
         check_labels(page)
+
+
+@pytest.mark.parametrize("index", [0, 3], ids=["bold title", "label"])
+def test_saved_picture_has_its_japanese_letters_with_no_font_but_dejavu(page, index):
+    """Boxes and invisible letters would be the same for different texts."""
+    with showing(page, "en-ja", text=EXAMPLE_SENTENCE) as viewer:
+        page.open(viewer.url)
+        pictures = {page.module_script(SAVED, index, text) for text in ("水", "火", "木")}
+        assert len(pictures) == 3
 
 
 def test_demo_without_a_terminal_writes_pages_and_ends(demo):

@@ -17,6 +17,8 @@ export async function embedFont(picture) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", "style");
   element.textContent = style;
   picture.prepend(element);
+  // as a later choice, it would load when the picture is painted, after it has been decoded
+  picture.setAttribute("font-family", `${rule.style.getPropertyValue("font-family")}, ${picture.getAttribute("font-family")}`);
 }
 
 /** Return a font with the glyphs of a text as a data URL. @param {string} text @returns {Promise<string>} */

@@ -14,7 +14,6 @@ const MAX_LABEL_WIDTH = 150;
 export const [FONT, FONT_SIZE, MARGIN] = ["system-ui, 'DejaVu Sans', 'BIZ UDPGothic', sans-serif", 12, 12];
 const PNG_SCALE = 2;
 const MAX_PNG_SIDE = 8192;
-const FONT_MS = 300; // a browser loads the font of an image after it has drawn it, and announces no end
 
 /** @typedef {import("clearhead/shown_matrix.js").ShownMatrix} ShownMatrix */
 /** @typedef {import("clearhead/shown_matrix.js").Range} Range */
@@ -151,13 +150,6 @@ export async function asPng(picture) {
     await image.decode();
     const canvas = make("canvas", { width: Math.round(scale * width), height: Math.round(scale * height) });
     const context = canvas.getContext("2d");
-    if (picture.querySelector("style")) {
-      context.drawImage(image, 0, 0, canvas.width, canvas.height);
-      await new Promise((loaded) => setTimeout(loaded, FONT_MS));
-      // the first text keeps the boxes that it was laid out with; the browser has the font for another image
-      image.src = `${address}#loaded`;
-      await image.decode();
-    }
     context.drawImage(image, 0, 0, canvas.width, canvas.height);
     return await new Promise((resolve, reject) =>
       canvas.toBlob((/** @type {Blob | null} */ blob) => (blob ? resolve(blob) : reject(new Error("this browser cannot draw the picture"))), "image/png"),
