@@ -221,6 +221,18 @@ def test_options_of_a_request_override_the_choice(options, choices):
 
 
 @pytest.mark.parametrize(
+    ("options", "refusals"),
+    [
+        (RequestOptions(observe=False, spans={"a": (0, 1)}), RequestOptions(observe=False)),
+        (RequestOptions(observe=True, record=False), RequestOptions(record=False)),
+        (RequestOptions(record=True), RequestOptions()),
+    ],
+)
+def test_refusals_are_the_options_that_cost_nothing(options, refusals):
+    assert options.refusals == refusals
+
+
+@pytest.mark.parametrize(
     ("value", "options"),
     [
         (True, RequestOptions(observe=True)),

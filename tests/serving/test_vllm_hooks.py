@@ -293,10 +293,22 @@ class TestEngine:
         engine.step({"c-12345678": 5}, new=[new_request("c-12345678", list(range(5)))])
         assert set(finish(engine, tmp_path)) == {"a", "c"}  # the settings of the engine are back
 
-    def test_options_of_clients_are_ignored_by_default(self, monkeypatch, tmp_path):
-        engine = Engine(monkeypatch, clearhead={"output": str(tmp_path)})
-        engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)), "record")])
-        assert finish(engine, tmp_path)["a"]["recording"] is None
+    @pytest.mark.parametrize(
+        ("settings", "options", "observed"),
+        [
+            ({}, "record", True),
+            ({}, {"spans": {"a": [0, 2]}}, True),
+            ({"record": 1}, {"record": False}, True),
+            ({}, {"observe": False}, False),
+            ({}, "[1]", False),
+            ({"share": 0}, {"observe": True, "record": True}, False),
+        ],
+    )
+    def test_by_default_clients_can_only_refuse(self, monkeypatch, tmp_path, settings, options, observed):
+        engine = Engine(monkeypatch, clearhead={"output": str(tmp_path), **settings})
+        engine.step({"a-12345678": 5}, new=[new_request("a-12345678", list(range(5)), options)])
+        found = [(line["spans"], line["recording"]) for line in finish(engine, tmp_path).values()]
+        assert found == [({}, None)] * observed
 
     def test_wrong_settings_are_reported(self, engine):
         assert "expected some of 0 to 1" in engine.observation.configure(json.dumps({"output": "x", "layers": [7]}))

@@ -216,9 +216,6 @@ class EngineObservation:
         extra = getattr(request.sampling_params, "extra_args", None) or {}
         request_id: str = request.req_id
         given = extra.get("clearhead")
-        if given is not None and not self._settings.client_options:
-            given = None
-            self._warnings.log("ignored", f"request {request_id} has options, but the setting client_options is off")
         prompt: list[int] = list(request.prompt_token_ids or ())
         try:
             options = RequestOptions() if given is None else RequestOptions.parse(given)
@@ -226,6 +223,10 @@ class EngineObservation:
             self._warnings.log("options", f"request {request_id} is not observed: {error}")
             self._count("skipped")
             return
+        if not self._settings.client_options and options != options.refusals:
+            options = options.refusals
+            message = f"request {request_id} has options that are ignored, because the setting client_options is off"
+            self._warnings.log("ignored", message)
         client_id = _client_id(request_id)
         choice = self._settings.chooses(client_id, options)
         # tokens of images may attend to later ones

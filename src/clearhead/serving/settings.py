@@ -60,7 +60,7 @@ class Settings:
         metrics: export metrics for Prometheus.
         layer_groups: number of groups of layers that the metrics distinguish.
         compile: compile the C++ functions that compute statistics on a CPU.
-        client_options: follow the options that clients send with their requests.
+        client_options: follow all options that clients send with their requests, not only refusals.
     """
 
     output: Path
@@ -183,6 +183,12 @@ class RequestOptions:
         if self.record and self.observe is False:
             raise ValueError("observe is False, but record is True; expected True or None for both")
         object.__setattr__(self, "spans", checked_spans("spans", self.spans))
+
+    @property
+    def refusals(self) -> RequestOptions:
+        """The options that refuse an observation or a recording, which every server follows."""
+        observe, record = (False if wish is False else None for wish in (self.observe, self.record))
+        return RequestOptions(observe, record)
 
     @classmethod
     def parse(cls, value: object) -> RequestOptions:
