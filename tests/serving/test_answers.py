@@ -35,7 +35,6 @@ def test_ends(written, rows, rules, end):
 def test_rules_of_vllm():
     sampling = SimpleNamespace(eos_token_id=2, stop_token_ids=[5], stop=["\n"], min_tokens=3, max_tokens=100)
     assert StopRules.of(sampling, 7, 64) == StopRules(frozenset({2, 5}), ("\n",), 3, 57)
-    assert StopRules.of(SimpleNamespace(stop="end", eos_token_id=None, max_tokens=8), 7, None) == StopRules(
-        texts=("end",), max_tokens=8
-    )
+    sampling = SimpleNamespace(stop="end", eos_token_id=None, max_tokens=8, skip_special_tokens=False)
+    assert StopRules.of(sampling, 7, None) == StopRules(texts=("end",), max_tokens=8, skip_special_tokens=False)
     assert StopRules.of(None, 7, None) == StopRules()

@@ -129,6 +129,15 @@ class TestFiles:
         series = json.loads((tmp_path / "snapshot.json").read_text())["series"]
         assert {entry["count"] for entry in series if entry["phase"] == "answer"} == {3}
 
+    @pytest.mark.parametrize(("skipped", "end"), [(False, (5, "stop")), (True, (6, None))])
+    def test_stop_texts_of_special_tokens_end_an_answer_that_shows_them(self, make_writer, tmp_path, skipped, end):
+        writer = make_writer()
+        rules = StopRules(texts=("w0 ",), skip_special_tokens=skipped)
+        writer.put(replace(finished_request(record=False), stop_rules=rules))
+        assert writer.flush(60)
+        (line,) = read_requests(tmp_path / "out")
+        assert (line["rows"]["answer"], line["finish_reason"]) == end
+
     def test_close_writes_what_is_queued(self, make_writer, tmp_path, blocked):
         writer = make_writer()
         for index in range(5):

@@ -13,13 +13,14 @@ SPANS = {"question": (0, 2), "passage": (2, 7)}
 
 
 class Tokenizer:
-    """Tokenizer whose token i is "wi ", and whose token 0 is special."""
+    """Tokenizer whose token i is "wi ", and whose token 0 is special. By default it removes the last space."""
 
     all_special_ids = (0,)
     unk_token_id = None
 
-    def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=False):
-        return "".join(f"w{token} " for token in ids if token or not skip_special_tokens)
+    def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=True):
+        text = "".join(f"w{token} " for token in ids if token or not skip_special_tokens)
+        return text.rstrip() if clean_up_tokenization_spaces else text
 
 
 def recorded_layers(tokens: int, first_row: int = 0, *, values: bool = True, window: int | None = None, seed: int = 0):

@@ -19,12 +19,14 @@ class StopRules:
         texts: texts that end the answer. Servers look for them after the step, so the model may write more tokens.
         min_tokens: number of tokens before which no text is looked for.
         max_tokens: largest number of tokens of the answer; None for no limit.
+        skip_special_tokens: look for the texts in the answer without its special tokens.
     """
 
     tokens: frozenset[int] = frozenset()
     texts: tuple[str, ...] = ()
     min_tokens: int = 0
     max_tokens: int | None = None
+    skip_special_tokens: bool = True
 
     @classmethod
     def of(cls, sampling: Any, prompt_len: int, max_model_len: int | None) -> StopRules:
@@ -37,6 +39,7 @@ class StopRules:
             (texts,) if isinstance(texts, str) else tuple(texts),
             getattr(sampling, "min_tokens", 0),
             min((limit for limit in limits if limit is not None), default=None),
+            getattr(sampling, "skip_special_tokens", True),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -41,8 +42,8 @@ class RequestTexts(NamedTuple):
         if tokenizer is None:
             return cls(tokens, last)
         prompt, answer = finished.token_ids[: finished.prompt_len], finished.token_ids[finished.prompt_len :]
-        answer = [*answer, *unread]
-        return cls(tokens, last, *(_valid(tokenizer.decode(ids, skip_special_tokens=True)) for ids in (prompt, answer)))
+        decode = functools.partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return cls(tokens, last, *(_valid(decode(ids)) for ids in (prompt, [*answer, *unread])))
 
 
 def _valid(text: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -205,9 +206,9 @@ class Writer:
 
     def _with_end(self, finished: FinishedRequest) -> FinishedRequest:
         """Return a request with the end of its answer."""
-        tokens, reason = end_of_answer(
-            finished.written, finished.rows - finished.first_answer_row, finished.stop_rules, self._decode
-        )
+        rules = finished.stop_rules
+        decode = functools.partial(self._decode, skip_special_tokens=rules.skip_special_tokens)
+        tokens, reason = end_of_answer(finished.written, finished.rows - finished.first_answer_row, rules, decode)
         return replace(finished, answer_tokens=tokens, finish_reason=reason)
 
     def _write_recording(self, finished: FinishedRequest, texts: RequestTexts) -> str:
@@ -241,10 +242,12 @@ class Writer:
             self._tokenizer = load()
         return self._tokenizer
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens; nothing without a tokenizer."""
+    def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of tokens as the server sees it; nothing without a tokenizer."""
         tokenizer = self._loaded_tokenizer()
-        return "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
+        if tokenizer is None:
+            return ""
+        return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
 
     def _texts(self, finished: FinishedRequest) -> RequestTexts:
         """Return the texts of a request; token ids if the tokenizer fails."""
