@@ -12,11 +12,12 @@ import pytest
 
 from clearhead._utils.temporaries import host_id
 from clearhead.recording.recording import Recording
+from clearhead.serving import journal as journal_module
 from clearhead.serving import run_folder as run_folder_module
 from clearhead.serving.journal import Journal, take_missing
 from clearhead.serving.metric_families import metric_families, read_snapshots
 from clearhead.serving.results import read_requests
-from clearhead.serving.run_folder import run_folder
+from clearhead.serving.run_folder import is_locked, run_folder
 from clearhead.serving.settings import Settings
 from clearhead.serving.transfer import request_bytes
 from clearhead.serving.writer_process import WriterProcess
@@ -145,6 +146,28 @@ def test_requests_under_way_are_reported_once(tmp_path, caplog):
     journal.file.close()
     assert take_missing(tmp_path) == 4
     assert take_missing(tmp_path) == 0
+
+
+def test_a_journal_that_another_server_sees_is_locked(tmp_path, monkeypatch):
+    seen = []
+
+    def late_is_locked(file):
+        """Let another server look at all journals before this one is locked."""
+        for path in tmp_path.glob("under-way/*"):
+            seen.append(path.open("rb"))
+            assert not is_locked(seen[-1])
+        return is_locked(file)
+
+    monkeypatch.setattr(journal_module, "is_locked", late_is_locked)
+    journal = Journal.create(tmp_path)
+    monkeypatch.undo()
+    for file in seen:
+        file.close()
+    journal.set_requests(1, 0)
+    assert take_missing(tmp_path) == 0
+    journal.file.close()
+    assert journal.path.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["under-way"]
 
 
 def test_journals_of_complete_servers_are_deleted(tmp_path):

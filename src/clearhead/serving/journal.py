@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from clearhead.serving.output_files import placing
 from clearhead.serving.run_folder import is_locked
 
 FOLDER = "under-way"
@@ -30,13 +31,12 @@ class Journal:
 
     @classmethod
     def create(cls, output: Path) -> Journal:
-        """Create the journal of this process."""
-        folder = output / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", buffering=0)
-        is_locked(file)
-        file.write(struct.pack(_FORMAT, 0, 0, 0))
+        """Create the journal of this process. Other processes see it when it is locked and complete."""
+        path = output / FOLDER / f"{os.getpid()}-{secrets.token_hex(4)}"
+        with placing(path) as temporary:
+            file = temporary.open("x+b", buffering=0)
+            is_locked(file)
+            file.write(struct.pack(_FORMAT, 0, 0, 0))
         return cls(path, file)
 
     def set_requests(self, in_engine: int, sent: int) -> None:
