@@ -1,5 +1,6 @@
 """Tests of the process that writes the requests of a server, also when the server is killed."""
 
+import importlib
 import os
 import signal
 import socket
@@ -135,6 +136,23 @@ def test_requests_fail_if_the_process_has_died(tmp_path, run):
     assert writer._unwritten_bytes == 0
     assert writer.flush(60)
     writer.close()
+
+
+@pytest.mark.slow
+def test_the_process_imports_from_the_same_folders(tmp_path, run, monkeypatch):
+    folder, current = tmp_path / "own: modules", tmp_path / "current"
+    for path in (folder / "own_tokenizer.py", current / "torch.py"):
+        path.parent.mkdir()
+        path.write_text("def load():\n    return None\n")
+    monkeypatch.setattr(sys, "path", [Path("ignored"), str(folder), *filter(None, sys.path)])
+    monkeypatch.chdir(current)  # whose torch.py is not torch
+    load = importlib.import_module("own_tokenizer").load
+    writer = WriterProcess(Settings(output=tmp_path / "out"), "model", load)
+    writer.put(small_request("a"))
+    assert writer.flush(60)
+    writer.close()
+    wait_for_end(run)
+    assert [line["request"] for line in read_requests(tmp_path / "out")] == ["a"]
 
 
 def test_requests_under_way_are_reported_once(tmp_path, caplog):

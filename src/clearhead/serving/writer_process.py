@@ -6,6 +6,7 @@ when the engine ends, so whatever was sent is written.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -39,7 +40,14 @@ from clearhead.serving.transfer import PendingTransfer, fit
 from clearhead.serving.writer import Writer, time_now
 
 # vLLM kills the descendants of its processes; a process whose parent has ended is not one of them
-START = "import os; os.fork() and os._exit(0); from clearhead.serving.writer_process import run; run()"
+START = """
+import json, os, sys
+if os.fork():
+    os._exit(0)
+sys.path = json.loads(sys.argv.pop(1))
+from clearhead.serving.writer_process import run
+run()
+"""
 SECONDS_BETWEEN_ATTEMPTS = 0.005
 logger = logging.getLogger("clearhead.serving")
 
@@ -107,17 +115,17 @@ class WriterProcess:
     def _start(self, path: Path) -> tuple[socket.socket, Counters]:
         """Start the process, and return the socket and the counters that connect it."""
         ours, theirs = socket.socketpair()
-        paths = os.pathsep.join(filter(None, sys.path))  # which this process may have changed
+        paths = json.dumps([path for path in sys.path if isinstance(path, str)])  # Python ignores others
         with theirs, path.with_suffix(COUNTERS).open("w+b") as file, path.with_suffix(LOCK).open("wb") as lock:
             file.truncate(Counters.SIZE)
             is_locked(lock)  # until the process ends
             handles = [each.fileno() for each in (theirs, file, self._journal.file, lock)]
             subprocess.run(
-                [sys.executable, "-c", START, *map(str, handles)],
+                [sys.executable, "-P", "-c", START, paths, *map(str, handles)],  # -P: not from the current folder
                 pass_fds=handles,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the processes of a session
-                env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
                 check=True,
             )
             ours.setblocking(False)
