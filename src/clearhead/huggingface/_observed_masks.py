@@ -47,12 +47,10 @@ def _observed_mask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 def remember_call(function: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call an attention function, while `padding_of_mask` and `shape_of_call` refer to its arguments."""
     arguments = dict(zip(("query", "key", "value", "attention_mask"), args, strict=False)) | kwargs
-    _state.module, _state.mask = module, arguments.get("attention_mask")
-    match arguments.get("query"), arguments.get("key"):
-        case Tensor(shape=(_, heads, q_len, _)), Tensor(shape=(_, kv_heads, _, _)):
-            _state.shape = StatedShape(heads, kv_heads, q_len)
-        case _:  # of a model with an axis more or less
-            _state.shape = None
+    _state.module, _state.mask, _state.shape = module, arguments.get("attention_mask"), None
+    query, key = arguments.get("query"), arguments.get("key")
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and query.ndim == key.ndim == 4:
+        _state.shape = StatedShape(query.shape[1], key.shape[1], query.shape[2])
     try:
         return function(module, *args, **kwargs)
     finally:
