@@ -105,6 +105,13 @@ def test_stats_show_the_attention_on_spans(folder, tmp_path):
     assert json.loads((tmp_path / "stats.json").read_text())["heads"]["one"][4:] == pytest.approx(heads["one"])
 
 
+def test_stats_of_stacks_without_the_span_are_blank():
+    table = run("stats", "--model", "en-ja", "--spans", "encoder:a=0:2").stdout
+    assert '""' not in table
+    [cross] = {line.rsplit("│", 2)[1].strip() for line in table.splitlines() if "│ cross" in line}
+    assert cross == ""
+
+
 def test_stats_of_spans_average_over_texts_and_recordings(folder, tmp_path):
     texts = [TEXT, "the dogs running . "]
     files = []

@@ -57,9 +57,14 @@ def print_statistics(console: Console, columns: dict[str, list], title: str) -> 
         numeric = bool(values) and not isinstance(values[0], str)
         table.add_column(Text(visible_text(name)), justify="right" if numeric else "left")
     for row in zip(*columns.values(), strict=True):
-        cells = ("" if value is None else value for value in row)  # a stack without the span
-        table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else visible_text(str(cell)) for cell in cells))
+        table.add_row(*map(_cell, row))
     console.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:  # a stack without the span
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else visible_text(str(value))
 
 
 def print_roles(console: Console, roles: Roles) -> None:
