@@ -54,6 +54,15 @@ def test_a_pipe_is_written_to_directly(tmp_path):
     assert path.is_fifo()
 
 
+@pytest.mark.parametrize("write", ["write_text", "append_json_line"])
+def test_standard_output_may_be_a_pipe(write):
+    content = {"write_text": "'through'", "append_json_line": "{'a': 1}"}[write]
+    code = f"from clearhead._utils.files import resolve_target, {write} as write\n"
+    code += f"write(resolve_target('/dev/stdout'), {content}); write('/dev/stdout', {content})"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == {"write_text": "throughthrough", "append_json_line": '{"a": 1}\n' * 2}[write]
+
+
 @pytest.mark.parametrize("targets", [{"loop": "loop"}, {"loop": "other", "other": "loop"}], ids=len)
 def test_a_symbolic_link_to_itself_is_rejected(tmp_path, targets):
     for name, target in targets.items():

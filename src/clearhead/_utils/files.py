@@ -19,6 +19,8 @@ def resolve_target(path: str | os.PathLike[str]) -> Path:
 
     Call it before a long computation, so that a wrong path fails early.
     """
+    if is_pipe_or_device(Path(path)):
+        return Path(path).absolute()  # the target of /dev/stdout is not a path if it is a pipe, such as pipe:[7]
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {target.parent}")
@@ -26,14 +28,14 @@ def resolve_target(path: str | os.PathLike[str]) -> Path:
         raise IsADirectoryError(f"{path}: a folder; expected the name of a file")
     if target.is_symlink():  # `Path.resolve` raises here before Python 3.13 only
         raise OSError(f"{path}: a symbolic link that points to itself")
-    if not is_pipe_or_device(target) and not os.access(target.parent, os.W_OK | os.X_OK):
+    if not os.access(target.parent, os.W_OK | os.X_OK):
         raise PermissionError(f"{path}: no permission to write to the folder {target.parent}")
     return target
 
 
 def is_pipe_or_device(path: Path) -> bool:
     """Return whether `path` is a pipe, a terminal or another device, which a file must not replace."""
-    return path.exists() and not path.is_file()
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 @contextmanager
