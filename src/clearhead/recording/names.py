@@ -10,7 +10,7 @@ _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")  # a model's folde
 # names of folders and files that say nothing about the model
 _GENERIC = re.compile(
     r"(ggml-)?(models?|checkpoints?|snapshots|weights|output|best|last|final|main)([.-]([fq]|bf)\d\w*)?"
-    r"|\d+_Transformer|[0-9a-f]{40}",
+    r"|checkpoints?[-_]\d+|(step|epoch)[-_]?\d+|\d+_Transformer|[0-9a-f]{40}",
     re.IGNORECASE,
 )
 _HOMES = ("home", "Users")  # folders whose folders are named after people
