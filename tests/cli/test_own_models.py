@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from clearhead import Recording
+from clearhead.watching.functions import record_function
 from support import command_line
 from support.attention_calls import captured_calls
 from support.command_line import run
@@ -103,7 +104,7 @@ def wrong_inputs():
 
 
 def fails():
-    raise RuntimeError("no weights\\non two lines")
+    raise RuntimeError("no weights\\non two lines \\x1b[2J")
 
 
 def model_fails():
@@ -217,6 +218,11 @@ def test_wrong_functions_are_refused_in_one_line(own_model, name, message):
     error = error_of("record", "--model", name.format(own_model), "--output", "own.safetensors")
     assert message.format(own_model) in error
     assert "please report it" not in error
+
+
+def test_errors_of_own_code_contain_no_control_characters(own_model):
+    with pytest.raises(ValueError, match=r"raised RuntimeError: no weights on two lines \\x1b\[2J$"):
+        record_function(f"{own_model}:fails")
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import shutil
 import sys
+from unittest.mock import Mock
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import gguf_reader
-from transformers import AutoModel, AutoModelForCausalLM, modeling_gguf_pytorch_utils
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, modeling_gguf_pytorch_utils
 from transformers.utils import logging
 
 from clearhead.huggingface.model import HuggingFaceModel
@@ -142,3 +143,10 @@ def test_bars_are_shown_on_terminals(file, monkeypatch, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "100%" in captured.err
+
+
+def test_errors_of_transformers_contain_no_control_characters(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(AutoConfig, "from_pretrained", Mock(side_effect=ValueError("no\n\x1b[2J model")))
+    with pytest.raises(ValueError, match=r": no \\x1b\[2J model$"):
+        load(tmp_path)

@@ -2,6 +2,7 @@
 
 import io
 import wave
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -269,6 +270,13 @@ def test_wrong_arguments_are_named(model, arguments, message):
     maker = make_text_model if model == "llama" else media_models.make
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=message):
         record(maker(model), **arguments)
+
+
+def test_errors_of_models_contain_no_control_characters(monkeypatch):
+    model = media_models.make("vit")
+    monkeypatch.setattr(model.embeddings, "forward", Mock(side_effect=RuntimeError("no\n\x1b[2J picture")))
+    with pytest.raises(ValueError, match=r"ViTModel raised RuntimeError: no \\x1b\[2J picture$"):
+        record(model, pixel_values=PIXELS)
 
 
 def test_a_model_in_a_folder_is_loaded_with_its_processor(tmp_path):

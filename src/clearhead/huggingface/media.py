@@ -14,6 +14,7 @@ from torch import nn
 
 from clearhead._utils.checks import describe
 from clearhead._utils.evaluating import evaluating
+from clearhead._utils.text import one_line
 from clearhead.huggingface._media_axes import is_vision, text_axes, vision_axes
 from clearhead.huggingface._media_loading import load_with_processor
 from clearhead.huggingface._picture_inputs import PictureInputs, is_pair, prepare_pictures, takes
@@ -166,7 +167,7 @@ def _watched(owner: HuggingFaceModel, values: bool) -> Iterator[Seen]:
         TypeError,
         AttributeError,
     ) as error:  # input that does not fit the model
-        raise ValueError(f"{owner.name} raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise ValueError(f"{owner.name} raised {type(error).__name__}: {one_line(error)}") from error
 
 
 def _run(model: Any, arguments: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from clearhead._utils.checks import check_int, describe
 from clearhead._utils.evaluating import evaluating
 from clearhead._utils.extras import needs_extra
 from clearhead._utils.progress import StageProgress
+from clearhead._utils.text import one_line
 from clearhead.analysis.spans import StackSpansLike
 from clearhead.analysis.summary import AttentionSummary, LayerSummary
 from clearhead.huggingface._language_heads import check_head, class_with_head, has_head, missing_head, task_of
@@ -303,7 +304,7 @@ def named_errors(name: str | os.PathLike[str], download: bool) -> Iterator[None]
         yield
     except (OSError, ValueError, SafetensorError) as error:
         if Path(name).exists() or download:
-            raise ValueError(f"{name}: {' '.join(str(error).split())[:300]}") from None
+            raise ValueError(f"{name}: {one_line(error)}") from None
         raise ValueError(
             f"{name}: there is no such folder or file, and the local Hugging Face cache has no model of that name;"
             " pass --download (download=True) to download it from the hub"

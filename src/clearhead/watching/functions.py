@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead._utils.checks import describe
+from clearhead._utils.text import one_line
 from clearhead.recording.media import Media
 from clearhead.recording.recording import Recording
 from clearhead.watching._model_calls import call_model, check_inputs
@@ -138,5 +139,5 @@ def _moved(inputs: Any, device: torch.device | str) -> Any:
 
 def _described(error: Exception) -> str:
     """Return the type and the message of an error in code that is not part of clearhead."""
-    message = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    name = type(error).__name__
+    return f"{name}: {one_line(error)}" if str(error).strip() else name

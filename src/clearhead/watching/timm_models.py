@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from clearhead._utils.text import one_line
 from clearhead.recording.media import Media, Picture
 from clearhead.recording.pictures import patch_tokens, picture_of_values, read_image
 from clearhead.recording.recording import Recording, Tokens
@@ -87,7 +88,7 @@ def _create(timm: Any, name: str, download: bool) -> nn.Module:
         path = hf_hub_download(config.hf_hub_id, config.hf_hub_filename or WEIGHTS, local_files_only=not download)
     except (OSError, ValueError) as error:
         if download:
-            raise ValueError(f"{name}: {' '.join(str(error).split())[:300]}") from error
+            raise ValueError(f"{name}: {one_line(error)}") from error
         raise ValueError(
             f"{name}: the local Hugging Face cache has no weights of {config.hf_hub_id}; pass --download"
             " (download=True) to download them from the hub"
