@@ -1,7 +1,10 @@
 """Tests of names of output files: a suffix chooses the format, or is refused if it is that of another format."""
 
+from pathlib import Path
+
 import pytest
 
+from clearhead import Recording, report
 from support.command_line import error_of, run
 from support.recordings import decoder
 
@@ -16,21 +19,21 @@ def recording(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("view r.safetensors --output out.pdf", ".html or .htm"),
-        ("view r.safetensors --output out.safetensors", ".html or .htm"),
+        ("view r.safetensors --output out.pdf", ".html"),
+        ("view r.safetensors --output out.safetensors", ".html"),
         ("stats r.safetensors --output out.csv", ".json"),
         ("roles r.safetensors --output out.pdf", ".json"),
         ("record hello --output out.pdf", ".safetensors"),
-        ("explain song --output out.pdf", ".txt, .json, .html, .md, .tex, .toml, .xlsx, or --format"),
-        ("check song --output out.xlsx", ".txt, .json, .html, .md, .toml, or --format"),
-        ("exercise song --output out.pdf", ".html, .md, .tex, .toml, or --format"),
-        ("mark answers.toml --output out.pdf", ".txt, .json, .html, .md, .csv, or --format"),
+        ("explain song --output out.pdf", ".txt, .html, .md, .tex, .json, .toml, .xlsx"),
+        ("check song --output out.xlsx", ".txt, .html, .md, .json, .toml"),
+        ("exercise song --output out.pdf", ".html, .md, .tex, .toml"),
+        ("mark answers.toml --output out.pdf", ".txt, .json, .md, .html, .csv"),
         ("explain song --format html --output out.pdf", ".html"),
         ("explain song --format text --output out.html", ".txt"),
         ("check song --json --output out.html", ".json"),
         ("exercise song --format toml --output out.md", ".toml"),
         ("mark answers.toml --format csv --output out.xlsx", ".csv"),
-        ("translate hello --output out.pdf", "a text file, such as out.txt"),
+        ("translate hello --output out.pdf", ".txt, .json, .html, .md, .tex, .toml, .csv, .tsv, .svg"),
         ("check song --draft out.md", ".toml"),
     ],
 )
@@ -51,6 +54,12 @@ def test_suffix_of_another_format_is_refused(tmp_path, arguments, expected):
         ("explain song --output out.txt", b"List new ideas for a song\n"),
         ("explain song --output out", b"List new ideas for a song\n"),
         ("explain song --format markdown --output out.qmd", b"# List new ideas"),
+        ("explain song --output out.log", b"List new ideas for a song\n"),
+        ("explain song --output out.text", b"List new ideas for a song\n"),
+        ("explain song --output out-v1.2", b"List new ideas for a song\n"),
+        ("explain song --output out.markdown", b"# List new ideas"),
+        ("explain song --output out.htm", b"<!doctype html>"),
+        ("stats r.safetensors --output stats-llama-3.2", b"{"),
         ("check two-heads --output out.json", b'{"title": '),
         ("check two-heads --output out.md", b"# "),
         ("exercise song --output out", b"# "),
@@ -63,3 +72,21 @@ def test_format_follows_the_suffix(tmp_path, arguments, start):
     run(*arguments.split(), status=int(arguments.startswith("check")))
     [path] = (path for path in tmp_path.iterdir() if path.name != "r.safetensors")
     assert path.read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("name", ["page.ja.html", "notes.tex", "notes.markdown", "out-1.5"])
+def test_translations_are_written_to_every_text_file(tmp_path, name):
+    run("translate", "hello", "--output", name)
+    assert len((tmp_path / name).read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_python_functions_refuse_the_same_names(tmp_path):
+    recording = Recording.load("r.safetensors")
+    for write in (recording.save, recording.weights("decoder.0.0").save):
+        with pytest.raises(ValueError, match=r"path is o\.pdf; expected a name that ends in \.safetensors$"):
+            write("o.pdf")
+        write("llama-3.2")
+    with pytest.raises(ValueError, match=r"path is o\.pdf; expected a name that ends in \.html$"):
+        report(recording, "o.pdf")
+    assert report(recording, "my.report.v2").path == Path("my.report.v2")
+    assert {path.name for path in tmp_path.iterdir()} == {"r.safetensors", "llama-3.2", "my.report.v2"}

@@ -9,7 +9,6 @@ from numbers import Real
 from typing import SupportsIndex
 
 MAX_INT = 2**31  # upper bound of lengths and positions
-HTML_SUFFIXES = (".html", ".htm")
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 120
 
@@ -85,13 +84,6 @@ def check_path(name: str, path: object) -> str | os.PathLike[str]:
     if path == "":
         raise ValueError(f"{name} is ''; expected a path")
     return path
-
-
-def check_suffix(name: str, path: str | os.PathLike[str], *suffixes: str) -> None:
-    """Raise if a file has another suffix than `suffixes`. A name without one, such as /dev/stdout, is accepted."""
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix and suffix not in suffixes:
-        raise ValueError(f"{name} is {path}; expected a name that ends in {' or '.join(suffixes)}")
 
 
 def list_items(name: str, values: object) -> list:

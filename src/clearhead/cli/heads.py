@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead._utils.checks import check_suffix
 from clearhead._utils.consoles import console_for_output
 from clearhead._utils.files import resolve_target
+from clearhead._utils.suffixes import check_suffix
 from clearhead._utils.text import json_text, visible_text
 from clearhead.cli.inputs import (
     InputOptions,
@@ -127,7 +127,7 @@ def roles(
 def _check_output(options: AnalysisOptions) -> None:
     """Raise now, before a model runs, if the output cannot be written as JSON."""
     if options.output is not None:
-        check_suffix("--output", options.output, ".json")
+        check_suffix("--output", options.output, "json")
         resolve_target(options.output)
 
 

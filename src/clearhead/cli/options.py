@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from clearhead._utils.suffixes import check_suffix
 from clearhead.explain import BUILT_IN
 
 
@@ -44,17 +45,6 @@ DigitsOption = Annotated[
     int | None, typer.Option(help="Digits after the decimal point (default: 3; in JSON: all).", min=0, max=15)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-SUFFIXES = {
-    ".txt": "text",
-    ".json": "json",
-    ".html": "html",
-    ".md": "markdown",
-    ".tex": "latex",
-    ".csv": "csv",
-    ".toml": "toml",
-    ".xlsx": "xlsx",
-}  # of output files, with their formats
-_OTHER_SUFFIXES = (".pdf", ".docx", ".png", ".svg", ".safetensors")  # of formats that no option names
 Format = TypeVar("Format", bound=StrEnum)
 
 
@@ -64,24 +54,9 @@ def format_of(output: Path | None, given: Format | None, default: Format) -> For
     Raises:
         ValueError: if the suffix is that of another format.
     """
-    formats = {suffix: each for suffix, name in SUFFIXES.items() for each in type(default) if each == name}
-    suffix = "" if output is None else output.suffix.lower()
-    if given is None and suffix and suffix not in formats:
-        raise ValueError(f"--output is {output}; expected a name that ends in {', '.join(formats)}, or --format")
-    if given is None:
-        return formats.get(suffix, default)
-    if formats.get(suffix) is not given and suffix in (*SUFFIXES, *_OTHER_SUFFIXES):
-        [expected] = (suffix for suffix, each in formats.items() if each is given)
-        raise ValueError(
-            f"--output is {output}, but the format is {given.value}; expected a name that ends in {expected}"
-        )
-    return given
-
-
-def check_text_output(output: Path | None) -> None:
-    """Raise if plain text would be written to a file whose suffix is that of another format."""
-    if output is not None and output.suffix.lower() in {*SUFFIXES, *_OTHER_SUFFIXES} - {".txt", ".md"}:
-        raise ValueError(f"--output is {output}; expected the name of a text file, such as {output.stem}.txt")
+    formats = type(default) if given is None else (given,)
+    file_format = None if output is None else check_suffix("--output", output, *formats)
+    return given or type(default)(file_format or default)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead._utils.checks import check_suffix
 from clearhead._utils.files import write_text
+from clearhead._utils.suffixes import check_suffix
 from clearhead._utils.text import printable
 from clearhead.cli.errors import print_stderr
 
@@ -33,7 +33,7 @@ def read_example(example: str, draft_path: Path | None = None) -> Example:
     from clearhead.explain.toml_format import TEXT_SUFFIXES
 
     if draft_path is not None:
-        check_suffix("--draft", draft_path, ".toml")
+        check_suffix("--draft", draft_path, "toml")
     path = Path(example)
     if example in BUILT_IN or path.suffix.lower() not in TEXT_SUFFIXES:
         if draft_path is not None:

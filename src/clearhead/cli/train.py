@@ -14,10 +14,11 @@ import typer
 
 from clearhead._utils.bounded_reads import numbered_lines, stdin_lines
 from clearhead._utils.consoles import PlainConsole, console_for_output
+from clearhead._utils.suffixes import TEXT_FORMATS, check_suffix
 from clearhead._utils.text import printable
 from clearhead.cli.errors import print_stderr
 from clearhead.cli.inputs import STDIN, usable_device
-from clearhead.cli.options import DeviceOption, Dtype, DtypeOption, check_text_output
+from clearhead.cli.options import DeviceOption, Dtype, DtypeOption
 from clearhead.cli.output import progress_bar, write
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def translate(
         raise ValueError("TEXT and --file are both given; expected one of them")
     if show and output is not None:
         raise ValueError("--output cannot be combined with --show, which prints to the terminal")
-    check_text_output(output)
+    if output is not None:
+        check_suffix("--output", output, *TEXT_FORMATS)
     if text == STDIN:
         text, file = None, [Path(STDIN)]
     lines = [text] if text is not None else [line for path in file or () for line in _read_lines(path)]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead._utils.bounded_reads import read_text
-from clearhead._utils.checks import HTML_SUFFIXES, check_suffix
 from clearhead._utils.files import resolve_target
+from clearhead._utils.suffixes import check_suffix
 from clearhead._utils.text import printable
 from clearhead.cli.inputs import (
     BUNDLED,
@@ -175,7 +175,7 @@ def _write_report(
     details: dict[str, str | None],
 ) -> None:
     """Write a report on one text, and print its size and its notes."""
-    check_suffix("--output", output, *HTML_SUFFIXES)
+    check_suffix("--output", output, "html")
     resolve_target(output)
     if texts is not None and len(texts) > 1:
         raise ValueError(f"{len(texts)} texts are given; expected one for a report")

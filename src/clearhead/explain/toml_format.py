@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clearhead._utils.suffixes import TEXT_FORMATS
 from clearhead.explain._built_in import BUILT_IN
 from clearhead.explain._claims import BIASES, SHARED_MATRICES, Claim, check_keys, head_count, read_claim
 from clearhead.explain._layer_weights import WEIGHT_NAMES, LayerWidths
@@ -25,7 +26,7 @@ from clearhead.explain.example import Example
 from clearhead.explain.steps import KEY_HEAD_STEPS, STEP_NAMES, StepKey, Trace
 
 MAX_FILE_BYTES = 2**24
-TEXT_SUFFIXES = (".md", ".markdown", ".tex")  # texts whose tables and matrices are read
+TEXT_SUFFIXES = TEXT_FORMATS["markdown"] + TEXT_FORMATS["latex"]  # texts whose tables and matrices are read
 MAX_CELLS = 100_000  # in all matrices together; more takes minutes to write out
 _FILE_KEYS = (
     "title", "tokens", "x", "heads", "split", "mask", "seed", "weights", "given", "claims",

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from clearhead._utils import checksums
 from clearhead._utils.files import is_pipe_or_device, replacing, resolve_target
+from clearhead._utils.suffixes import check_suffix
 from clearhead._utils.tensor_checks import FLOAT_DTYPES
 from clearhead._utils.text import one_line
 from clearhead.ops.arguments import check_scale, check_softcap
@@ -155,6 +156,7 @@ def write(
         facts: JSON metadata.
         backup: path to which an existing file at `path` is moved.
     """
+    check_suffix("path", path, "safetensors")
     if is_pipe_or_device(resolve_target(path)):
         raise ValueError(f"{path}: a pipe or a device; expected the name of a file")
     with replacing(path, backup=backup) as temporary:

@@ -10,8 +10,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clearhead._utils.checks import HTML_SUFFIXES, check_path, check_suffix, describe
+from clearhead._utils.checks import check_path, describe
 from clearhead._utils.files import replacing
+from clearhead._utils.suffixes import check_suffix
 from clearhead.analysis import Roles
 from clearhead.recording import Recording, Stack
 from clearhead.recording.addresses import find_address
@@ -86,7 +87,7 @@ def report(
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {type(recording).__name__}; expected a Recording, such as record(model, text)")
     if path is not None:
-        check_suffix("path", check_path("path", path), *HTML_SUFFIXES)
+        check_suffix("path", check_path("path", path), "html")
     if not callable(progress):
         raise TypeError(f"progress is {describe(progress)}; expected a function of done and total")
     cache = RecordingCache(recording, roles)
