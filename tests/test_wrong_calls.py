@@ -174,7 +174,7 @@ def recording():
         (lambda r: Recording("m", 5), "Recording: stacks is 5; expected a dict"),
         (lambda r: Recording("x" * 10**7, r.stacks), "a name has 10,000,000 characters; expected at most 10,000"),
         (lambda r: Recording.load(""), "path is ''; expected a path"),
-        (lambda r: r.weights(5), "address is 5; expected a head, such as ('cross', 2, 5) or 'cross.2.5'"),
+        (lambda r: r.weights(5), "head is 5; expected a head, such as ('cross', 2, 5) or 'cross.2.5'"),
         (lambda r: r.to("xyz"), "device is 'xyz', which torch cannot use: "),
         (lambda r: record("en-ja", 5), "text is 5; expected a string or a list of words"),
         (lambda r: record("en-ja", "hi", target=5), "target is 5; expected a string or None"),

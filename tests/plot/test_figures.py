@@ -53,7 +53,9 @@ def test_plot_head_takes_a_recording_and_an_address():
     np.testing.assert_allclose(drawn(axes), recording["decoder"].layers[1].dense()[0, 2], atol=1e-6)
     assert [label.get_text() for label in axes.get_xticklabels()] == list("abcdef")
     assert len(plot_head(recording, ("decoder", 1, 2), list("uvwxyz")).get_xticklabels()) == 6
-    with pytest.raises(ValueError, match=r"head is \('decoder', 2, 0\); expected a stack, layer and head of the recor"):
+    for head in ("decoder.1.2", ["decoder", 1, 2], ("decoder", -1, -2)):
+        assert np.array_equal(drawn(plot_head(recording, head)), drawn(axes))
+    with pytest.raises(IndexError, match="layer is 2; expected 0 to 1, the layers of 'decoder'"):
         plot_head(recording, ("decoder", 2, 0))
     with pytest.raises(TypeError, match=r"head is \('decoder', 1, 2\); expected an index, because weights is not a re"):
         plot_head(recording["decoder"].layers[1], ("decoder", 1, 2))

@@ -34,6 +34,8 @@ def test_attention_of_a_query_lies_over_the_picture(tmp_path, picture):
         assert over.get_alpha().max() == pytest.approx(0.7)
     axes.figure.savefig(tmp_path / "picture.png")
     assert "mean of all queries" in axes.get_title()
+    for same in ("encoder.1.2", ["encoder", -1, 2]):
+        assert plot_picture(picture, same, "mean").get_title() == axes.get_title()
     _, ax = pyplot.subplots()
     assert plot_picture(picture, head, ax=ax) is ax
     assert len(ax.figure.axes) == 1
@@ -55,7 +57,7 @@ def test_attention_lies_along_a_sound(tmp_path):
 
 def test_wrong_heads_and_queries_are_refused(picture):
     head = ("encoder", 1, 2)
-    with pytest.raises(ValueError, match="head is .'encoder', 9, 2.; expected a stack, layer and head"):
+    with pytest.raises(IndexError, match="layer is 9; expected 0 to 1, the layers of 'encoder'"):
         plot_picture(picture, ("encoder", 9, 2))
     with pytest.raises(ValueError, match="query is '9,9'; expected 'cls', '0,0'"):
         plot_picture(picture, head, "9,9")

@@ -33,7 +33,7 @@ MASKED_COLOR = "#e9ebf0"  # cells with a weight of 0
 
 def plot_head(
     weights: AttentionWeights | Recording,
-    head: int | Address,
+    head: int | Address | str,
     tokens: HeadTokens | None = None,
     ax: Axes | None = None,
     *,
@@ -49,7 +49,7 @@ def plot_head(
 
     Args:
         weights: attention weights of a layer; the first text of the batch is drawn. Or a recording.
-        head: index of the head; for a recording its stack, layer and index, as `recording.heads()` yields them.
+        head: index of the head; for a recording the head as `("cross", 2, 5)` or "cross.2.5".
         tokens: the stack of the layer (default for a recording), whose rows are labeled with the token that they read
             and the token that they write, as in the viewer; tokens along both axes; or (queries, keys). Axes with more
             than 60 tokens show indices instead.
@@ -59,9 +59,9 @@ def plot_head(
         cmap: name of a matplotlib colormap.
     """
     if isinstance(weights, Recording):
-        stack, weights = head_of(weights, head)
+        _, stack, weights = head_of(weights, head)
         head, tokens = 0, tokens or stack
-    elif isinstance(head, tuple):
+    elif isinstance(head, str | tuple):
         raise TypeError(f"head is {describe(head)}; expected an index, because weights is not a recording")
     _, _, q_len, kv_len = weights.shape
     down, across = min(MAX_FIGURE_BINS, q_len), min(MAX_FIGURE_BINS, kv_len)

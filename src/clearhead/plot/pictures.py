@@ -12,6 +12,7 @@ from clearhead._utils.text import TOKEN_COLUMNS
 from clearhead.plot._fonts import drawable
 from clearhead.plot._pyplot import load_pyplot
 from clearhead.recording import Address, Frames, Patches, Recording, Stack, Tokens
+from clearhead.recording.addresses import find_address
 from clearhead.recording.row_labels import row_label
 from clearhead.weights.matrix import AttentionWeights
 
@@ -24,7 +25,7 @@ MEAN = "mean"
 
 def plot_picture(
     recording: Recording,
-    head: Address,
+    head: Address | str,
     query: int | str | None = None,
     ax: Axes | None = None,
     *,
@@ -40,7 +41,7 @@ def plot_picture(
 
     Args:
         recording: recording of a model on a picture, as of `record(model, image=…)`.
-        head: stack, layer and index of the head, as `recording.heads()` yields them.
+        head: the head, as `("encoder", 2, 5)` or "encoder.2.5".
         query: the query: its position; its text, such as "cls" or "3,4", which is the patch in row 3 and column 4; or
             "mean", the mean over all queries. Default: the first query.
         ax: axes to draw on (default: a new figure with a color bar).
@@ -53,7 +54,7 @@ def plot_picture(
     """
     if not 0 <= check_float("alpha", alpha) <= 1:
         raise ValueError(f"alpha is {alpha}; expected a number from 0 to 1")
-    stack, row = _row(recording, head, query)
+    head, stack, row = _row(recording, head, query)
     check_int("picture", picture, least=0)
     regions = [region for region in stack.keys.regions if isinstance(region, Patches)]
     patches = next((region for region in regions if region.picture == picture), None)
@@ -80,13 +81,13 @@ def plot_picture(
 
 
 def plot_sound(
-    recording: Recording, head: Address, query: int | str | None = None, *, sound: int = 0, cmap: str = "viridis"
+    recording: Recording, head: Address | str, query: int | str | None = None, *, sound: int = 0, cmap: str = "viridis"
 ) -> Figure:
     """Draw the attention of one query along a sound: the weights of the frames above the waveform, in seconds.
 
     Args:
         recording: recording of a speech model, as of `record(model, audio=…)`.
-        head: stack, layer and index of the head, as `recording.heads()` yields them.
+        head: the head, as `("encoder", 2, 5)` or "encoder.2.5".
         query: the query: its position, its text, or "mean", the mean over all queries. Default: the first query.
         sound: index of the sound in `recording.media.sounds`.
         cmap: name of a matplotlib colormap, whose middle is the color of the weights.
@@ -94,7 +95,7 @@ def plot_sound(
     Raises:
         ValueError: if the keys of the stack are not frames of the sound, or there is no such query.
     """
-    stack, row = _row(recording, head, query)
+    head, stack, row = _row(recording, head, query)
     check_int("sound", sound, least=0)
     regions = [region for region in stack.keys.regions if isinstance(region, Frames)]
     frames = next((region for region in regions if region.sound == sound), None)
@@ -116,24 +117,22 @@ def plot_sound(
     return figure
 
 
-def head_of(recording: Recording, head: object) -> tuple[Stack, AttentionWeights]:
-    """Return the stack of a head and its weights, [1, 1, q_len, kv_len]."""
+def head_of(recording: Recording, head: object) -> tuple[Address, Stack, AttentionWeights]:
+    """Return the address of a head, its stack, and its weights, [1, 1, q_len, kv_len]."""
     if not isinstance(recording, Recording):
         raise TypeError(f"recording is {describe(recording)}; expected a Recording")
-    if not isinstance(head, tuple) or head not in set(recording.heads()):
-        first = next(recording.heads())
-        raise ValueError(
-            f"head is {describe(head)}; expected a stack, layer and head of the recording, such as {first}"
-        )
-    return recording[head[0]], recording.weights(head)
+    address = find_address(recording, head)
+    return address, recording[address[0]], recording.weights(address)
 
 
-def _row(recording: Recording, head: Address, query: int | str | None) -> tuple[Stack, Float[np.ndarray, " keys"]]:
-    """Return the stack of a head, and the weights of one query or of their mean."""
-    stack, weights = head_of(recording, head)
+def _row(
+    recording: Recording, head: Address | str, query: int | str | None
+) -> tuple[Address, Stack, Float[np.ndarray, " keys"]]:
+    """Return the address of a head, its stack, and the weights of one query or of their mean."""
+    address, stack, weights = head_of(recording, head)
     if query == MEAN:
-        return stack, (weights.received()[0, 0] / len(stack.queries)).float().cpu().numpy()
-    return stack, weights[0, 0, _position(stack.queries, query)].float().cpu().numpy()
+        return address, stack, (weights.received()[0, 0] / len(stack.queries)).float().cpu().numpy()
+    return address, stack, weights[0, 0, _position(stack.queries, query)].float().cpu().numpy()
 
 
 def _position(queries: Tokens, query: int | str | None) -> int:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 import torch
 from torch import Tensor
 
-from clearhead._utils.checks import check_int, check_path, describe
+from clearhead._utils.checks import check_path, describe
 from clearhead._utils.tensor_checks import FLOAT_DTYPES, check_device
 from clearhead._utils.text import count_noun, is_unicode, one_line
 from clearhead.recording.addresses import find_address
@@ -213,17 +213,8 @@ class Recording:
         Args:
             address: the head, as `("cross", 2, 5)` or "cross.2.5".
         """
-        if isinstance(address, str):
-            address = find_address(self, address)
-        if not isinstance(address, tuple | list) or len(address) != 3:
-            expected = "a head, such as ('cross', 2, 5) or 'cross.2.5'"
-            raise TypeError(f"address is {describe(address)}; expected {expected}")
-        stack, layer, head = address
-        layers = self[stack].layers
-        layer = check_int("layer", layer, least=-len(layers))
-        if layer >= len(layers):
-            raise IndexError(f"layer is {layer}; expected 0 to {len(layers) - 1}, the layers of {stack!r}")
-        return layers[layer].part(heads=head)
+        stack, layer, head = find_address(self, address)
+        return self[stack].layers[layer].part(heads=head)
 
     def to(self, device: torch.device | str) -> Recording:
         """Return a copy of the recording on another device."""
