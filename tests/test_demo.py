@@ -166,7 +166,8 @@ def test_demo_in_a_terminal_serves_the_viewer_until_ctrl_c(tmp_path):
     link = next(line.split()[1] for line in process.stdout if line.startswith("Open  http://"))
     assert fetch(link)[0] == 200
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    with process:  # communicate() would lose the lines that the search for the link has read ahead
+        output, errors = process.stdout.read(), process.stderr.read()
     os.close(terminal)
     assert (process.returncode, errors) == (0, "")
     assert "Press Ctrl-C to stop." in output

@@ -17,25 +17,25 @@ pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("made_once"), pytest.m
 
 
 def recording(name, path):
-    """Save a recording with the name in every possible place; return the name of its stack."""
+    """Save a recording with the name in every possible place; return the names of its model and its stack."""
     stack = visible_text(name)  # the name of a stack must be printable
     queries, keys = tokens([name, "a", name]), tokens(["b", name])
     made = Recording(name, {stack: Stack((layer(3, 2),), queries, keys)})
     made.save(path)
-    return stack
+    return made.model, stack  # a model is not named by a path
 
 
 @pytest.mark.parametrize("command", ["stats", "roles"])
 def test_tables_and_json_escape_names(tmp_path, name, command):
-    stack = recording(name, tmp_path / "r.safetensors")
+    model, stack = recording(name, tmp_path / "r.safetensors")
     found = run_cli(command, tmp_path / "r.safetensors")
     assert (found.code, found.traceback) == (0, "")
     assert not controls(found.stdout + found.stderr)
-    assert "".join(f"{visible_text(name)}:".split()) in "".join(found.stdout.split())  # a long title is wrapped
+    assert "".join(f"{visible_text(model)}:".split()) in "".join(found.stdout.split())  # a long title is wrapped
     found = run_cli(command, tmp_path / "r.safetensors", "--json")
     assert not controls(found.stdout)
     document = json.loads(found.stdout)
-    assert document["model"] == name
+    assert document["model"] == model
     heads = document["heads"]
     assert (heads["stack"] if command == "stats" else [row["stack"] for row in heads]) == [stack] * 4
 
