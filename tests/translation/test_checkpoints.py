@@ -21,7 +21,6 @@ from support.toy_training import (
     checkpoint_state,
     copying,
     short_validation,
-    stop_run,
 )
 
 
@@ -29,16 +28,6 @@ from support.toy_training import (
 def short_validations():
     with short_validation():
         yield
-
-
-@pytest.fixture(scope="module")
-def stopped_run(tmp_path_factory):
-    """Run that was stopped at step 6; its previous checkpoint is from step 4."""
-    run = RunDirectory(tmp_path_factory.mktemp("runs") / "stopped")
-    with pytest.MonkeyPatch.context() as patch:
-        stop_run(run, 6, patch)
-    assert checkpoint_state(run, "previous")["step"] == 4
-    return run
 
 
 class TestCheckpoints:

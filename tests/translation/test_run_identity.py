@@ -11,7 +11,7 @@ from clearhead.translation import RunDirectory, TrainingCallbacks, Translator, V
 from clearhead.translation.run_directory import ChangedRunError
 from clearhead.weights import serialization
 from support.damage import flipped
-from support.toy_training import TINY, assert_same, changed, copying, short_validation, stop_run
+from support.toy_training import TINY, assert_same, changed, copying, short_validation
 
 FORMATS = {"best": "clearhead.Transformer", "last": "clearhead.Checkpoint", "previous": "clearhead.Checkpoint"}
 
@@ -20,15 +20,6 @@ FORMATS = {"best": "clearhead.Transformer", "last": "clearhead.Checkpoint", "pre
 def short_validations():
     with short_validation():
         yield
-
-
-@pytest.fixture(scope="module")
-def stopped_run(tmp_path_factory):
-    """Run that was stopped at step 6; its previous checkpoint is from step 4."""
-    run = RunDirectory(tmp_path_factory.mktemp("runs") / "stopped")
-    with pytest.MonkeyPatch.context() as patch:
-        stop_run(run, 6, patch)
-    return run
 
 
 @pytest.fixture(scope="module")
