@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,31 +200,36 @@ def test_example_prints_shares_of_passages(served):
     assert "–" not in done.stdout
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_killed_server_leaves_whole_recordings(model, text_ids, tmp_path):
     output = tmp_path / "attention"
     server = Server(model, tmp_path / "log.txt", json.dumps({"output": str(output), "record": 1, "arrays": True}))
     try:
         server.wait()
 
+        answered = []
+
         def send(index):
-            try:
+            with suppress(OSError):  # the server was killed
                 server.complete(text_ids[7 * index :][: 211 + index], 2 + index)
-            except OSError:
-                return False  # the server was killed
-            return True
+                answered.append(index)
 
         with ThreadPoolExecutor(16) as pool:
-            answers = pool.map(send, range(64))
-            deadline = time.monotonic() + 300
-            while len(list(output.glob("recordings/*.safetensors"))) < 5:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            pool.map(send, range(64))
+            wait_until(lambda: len(answered) >= 8)
             server.kill()
-            assert not all(answers)
+        assert len(answered) < 64
+        wait_until(lambda: len(list(read_requests(output))) >= len(answered))
     finally:
         server.stop()
     files = sorted(output.glob("recordings/*.safetensors"))
-    assert len(files) >= 5
+    assert len(files) >= 8
     for path in files:
         assert len(Recording.load(path)["decoder"].layers) == LAYERS
     lines = list(read_requests(output))
