@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from io import StringIO
@@ -291,7 +292,7 @@ class TestErrors:
         assert re.fullmatch("clearhead: (input or|standard) output: no space left on device\n", done.stderr)
 
     def test_closed_pipe_prints_no_error(self):
-        command = f"{sys.executable} -m clearhead explain song | head -1; exit ${{PIPESTATUS[0]}}"
+        command = f"{shlex.quote(sys.executable)} -m clearhead explain song | head -1; exit ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
         assert (done.stdout, done.stderr) == ("List new ideas for a song\n", "")
         assert done.returncode in (0, 141)
